@@ -1,0 +1,1 @@
+"""A task scheduler daemon for unmodified Dask clients and workers."""

@@ -1,0 +1,186 @@
+"""How many workers the work calls for, and which ones could go.
+
+Owns the two figures that adaptive deployments ask for, over the wire and over HTTP. Reads the
+engine's books and changes nothing. Costs O(workers + prefixes), and for the data of workers that
+may go at most ``_MAX_KEYS_READ`` keys.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import islice
+from typing import Any, Final
+
+__all__ = ["ATTRIBUTES", "DEFAULT_TARGET_DURATION", "adaptive_target", "workers_to_close"]
+
+DEFAULT_TARGET_DURATION: Final = 5.0
+"""Seconds that all the work at hand should take."""
+
+ATTRIBUTES: Final = ("address", "name", "host", "server_id")
+"""What ``workers_to_close`` can call a worker."""
+
+_DEFAULT_MEMORY_RATIO: Final = 2.0
+_FULL: Final = 0.6  # Of the memory of all workers; beyond it more workers are wanted.
+_MAX_PREFIXES_READ: Final = 4_000
+_MAX_KEYS_READ: Final = 20_000
+
+
+def adaptive_target(machine: Any, target_duration: float = DEFAULT_TARGET_DURATION) -> int:
+    """The number of workers that the work at hand calls for.
+
+    :param machine: the ``SchedulerMachine``.
+    :param target_duration: seconds that the work should take.
+    :raises ValueError: a duration that is not positive.
+    """
+    if not target_duration > 0:
+        raise ValueError(f"target_duration must be positive, got {target_duration!r}")
+    state = machine.state
+    workers = state.workers
+    counts = state.task_counts
+    n_without_worker = counts["queued"] + counts["no-worker"]
+    limit = used = network_bytes = 0
+    for worker in workers.values():
+        limit += worker.memory_limit
+        used += worker.nbytes
+        network_bytes += worker.network_bytes
+
+    seconds = state.total_occupancy + network_bytes / machine.settings.bandwidth
+    if n_without_worker:
+        seconds += _seconds_without_worker(machine, n_without_worker)
+    # A few long tasks must not ask for more threads than there are tasks.
+    threads = min(math.ceil(seconds / target_duration), n_without_worker + counts["processing"])
+    if workers:
+        wanted = math.ceil(threads * len(workers) / max(1, state.total_nthreads))
+    else:
+        wanted = max(1, threads) if n_without_worker else threads
+    if used > _FULL * limit > 0:
+        wanted = max(wanted, 2 * len(workers))
+    if wanted >= len(workers):
+        return wanted
+    return len(workers) - len(workers_to_close(machine))
+
+
+def _seconds_without_worker(machine: Any, n_tasks: int) -> float:
+    """Expected run time of all queued and no-worker tasks."""
+    settings = machine.settings
+    seconds = 0.0
+    n_read = 0
+    # The newest prefixes are the likeliest to have such tasks.
+    for prefix in islice(reversed(machine.state.prefixes.values()), _MAX_PREFIXES_READ):
+        if prefix.n_tasks == 0:
+            continue
+        counts = prefix.state_counts
+        n = counts["queued"] + counts["no-worker"]
+        if n == 0:
+            continue
+        duration = prefix.duration
+        if duration < 0:
+            duration = settings.default_durations.get(prefix.name, settings.unknown_duration)
+        seconds += n * duration
+        n_read += n
+        if n_read == n_tasks:
+            return seconds
+    if n_read == 0:
+        return n_tasks * float(settings.unknown_duration)
+    return seconds * n_tasks / n_read
+
+
+def workers_to_close(
+    machine: Any,
+    n: int | None = None,
+    target: int | None = None,
+    minimum: int | None = None,
+    memory_ratio: float | None = None,
+    attribute: str = "address",
+) -> list[Any]:
+    """Workers that can go at little cost, the cheapest first.
+
+    Without ``n`` and ``target``: idle workers, as long as the others keep ``memory_ratio`` times
+    (2 if None) the memory that the stored data takes. With them: the ``n`` cheapest, idle or not.
+    Workers with long-running tasks are never among them. Workers that are retiring already come
+    first, so that a request made twice closes no more. Then come idle ones before busy ones,
+    then those without an actor, then those without data that no other worker has, then
+    those with little of it.
+
+    :param machine: the ``SchedulerMachine``.
+    :param n: how many; a negative one is 0.
+    :param target: how many workers should stay, instead of ``n``.
+    :param minimum: how many workers must stay in any case.
+    :param attribute: what to return of each, one of ``ATTRIBUTES``.
+    :raises ValueError: an unknown attribute.
+    """
+    if attribute not in ATTRIBUTES:
+        raise ValueError(f"attribute must be one of {', '.join(ATTRIBUTES)}, got {attribute!r}")
+    workers = machine.state.workers
+    if n is None and target is not None:
+        n = len(workers) - target
+    is_automatic = n is None
+    if n is not None:
+        n = max(0, n)
+        keep = len(workers) - n
+        if n == 0 and memory_ratio is None:
+            return []
+    else:
+        keep = len(workers)
+        if memory_ratio is None:
+            memory_ratio = _DEFAULT_MEMORY_RATIO
+
+    able = [worker for worker in workers.values() if worker.n_long_running == 0]
+    stored = sum(worker.nbytes for worker in able)
+    memory = sum(worker.memory_limit for worker in able)
+    if is_automatic:
+        able = [worker for worker in able if worker.n_processing == 0 and not worker.actors]
+
+    closing: list[Any] = []
+    n_left = len(workers)
+    for worker in _cheapest_first(able):
+        memory -= worker.memory_limit
+        if minimum is not None and n_left - 1 < minimum:
+            break
+        is_enough = n_left - 1 < keep
+        has_room = memory_ratio is not None and memory >= memory_ratio * stored
+        if is_enough and not has_room:
+            break
+        closing.append(worker)
+        n_left -= 1
+    return [getattr(worker, attribute) for worker in closing]
+
+
+def _cheapest_first(workers: list[Any]) -> list[Any]:
+    """Order workers by what their end costs; the second copy of a pair counts as unique."""
+    # Stored bytes decide whose data is looked at, so that two holders of the same data do not
+    # both pass for dispensable.
+    ranked = sorted(workers, key=_rank)
+    taken: dict[int, int] = {}
+    n_read = 0
+    costs: list[tuple[tuple[Any, ...], Any]] = []
+    for worker in ranked:
+        unique_bytes = worker.nbytes
+        if 0 < worker.n_replicas <= _MAX_KEYS_READ - n_read:
+            n_read += worker.n_replicas
+            held = worker.has_what
+            unique = [
+                max(task.nbytes, 1)
+                for task in held
+                if task.n_replicas - taken.get(task.uid, 0) <= 1
+            ]
+            unique_bytes = sum(unique)
+            if not unique:
+                for task in held:
+                    taken[task.uid] = taken.get(task.uid, 0) + 1
+        has_unique = unique_bytes > 0 if worker.n_replicas else False
+        *first, nbytes, seq = _rank(worker)
+        costs.append(((*first, has_unique, unique_bytes, nbytes, seq), worker))
+    costs.sort(key=lambda pair: pair[0])
+    return [worker for _, worker in costs]
+
+
+def _rank(worker: Any) -> tuple[Any, ...]:
+    return (
+        worker.status != "closing_gracefully",
+        worker.n_processing > 0,
+        bool(worker.actors),
+        worker.nbytes,
+        # The youngest first, among equals.
+        -worker.seq,
+    )
