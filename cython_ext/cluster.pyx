@@ -208,7 +208,15 @@ cdef class ClusterState:
         """Give ``task`` its definition. O(number of parents)."""
         cdef Task parent
         cdef Group group = task.group
+        cdef Restrictions known
         cdef int i
+        if annotations.restrictions.n_tasks == 0:
+            # Since they were interned, others may have come and equal ones be on the books.
+            known = self.restrictions.get(annotations.restrictions.identity)
+            if known is not None and known is not annotations.restrictions:
+                annotations = Annotations(
+                    annotations.user_priority, annotations.retries, known, annotations.wire
+                )
         task.run_spec = run_spec
         task.retries = <short>min(annotations.retries, 32767)
         task.first_run_id = self.next_run_id

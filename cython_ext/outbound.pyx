@@ -215,7 +215,7 @@ cdef class Outbox:
         self.commit()
 
     def take(self):
-        """list[bytes-like]: all that waits, to be written in this order; the outbox is empty then."""
+        """list[bytes-like]: all that waits, to be written in this order; then nothing waits."""
         self.begin()
         if self.n_maps:
             self.seal()

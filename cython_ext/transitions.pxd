@@ -99,6 +99,7 @@ cdef class SchedulerMachine:
     cdef int leave_lines(self, Task task) except -1
     cdef int report(self, Task task, Client client) except -1
     cdef int report_all(self, Task task) except -1
+    cdef int add_want(self, Task task, Client client) except -1
     cdef int drop_want(self, Task task, Client client) except -1
     cdef int drop_all_replicas(self, Task task) except -1
     cdef int accept_data(

@@ -751,6 +751,15 @@ cdef class SchedulerMachine:
             self.sink.task_erred(client, task.key, task.error)
         return 0
 
+    cdef int add_want(self, Task task, Client client) except -1:
+        """Returns 1 if ``client`` did not want ``task`` before, else 0."""
+        # Whoever asks anew is answered anew: it may be lost once more.
+        task.flags &= ~F_LOST
+        if not self.state.add_want(task, client):
+            return 0
+        self.touch(task)
+        return 1
+
     cdef int drop_want(self, Task task, Client client) except -1:
         if self.state.remove_want(task, client):
             self.touch(task)
@@ -1223,9 +1232,7 @@ cdef class SchedulerMachine:
             task = self.state.tasks.get(key)
             if task is None:
                 task = self.task_without_graph(key)
-            task.flags &= ~F_LOST
-            if self.state.add_want(task, client):
-                self.touch(task)
+            self.add_want(task, client)
             self.report(task, client)
         if client is self.forgetful:
             for key in event.keys:
@@ -1371,13 +1378,13 @@ cdef class SchedulerMachine:
             submission.generation = self.generation
         for task in submission.externals:
             task.n_future += 1
+            self.touch(task)
         for key in event.wanted_externals:
             task = self.state.tasks.get(key)
-            if task is None:
+            if task is None or (task.flags & F_LOST and task.n_replicas == 0):
                 self.sink.cancelled_keys(client, [key], "lost dependencies", None)
                 continue
-            if self.state.add_want(task, client):
-                self.touch(task)
+            self.add_want(task, client)
             self.report(task, client)
         self.submissions[submission.id] = submission
         return 0
@@ -1530,13 +1537,14 @@ cdef class SchedulerMachine:
                     task.flags |= F_ACTOR
             elif submission.actors and key in submission.actors:
                 task.flags |= F_ACTOR
+        if flags & 1:
+            self.add_want(task, submission.client)
+            self.report(task, submission.client)
+        if defined:
             for parent in parents:
                 if parent.flags & F_LOST and parent.code != MEMORY:
                     self.lose(task, "lost dependencies")
                     break
-        if flags & 1:
-            state.add_want(task, submission.client)
-            self.report(task, submission.client)
         return self.touch(task)
 
     def compare_definition(self, Task task, list parents):
@@ -1605,7 +1613,7 @@ cdef class SchedulerMachine:
             task = self.state.tasks.get(key)
             if task is None:
                 task = self.task_without_graph(key)
-            self.state.add_want(task, client)
+            self.add_want(task, client)
             error = TaskError(
                 event.exception,
                 event.traceback,
@@ -1616,7 +1624,6 @@ cdef class SchedulerMachine:
             )
             if task.run_spec is not None or task.code == MEMORY:
                 # Its definition came with another graph, or with a slice before the failure.
-                self.touch(task)
                 self.report(task, client)
             elif task.code == ERRED:
                 task.error = error
@@ -1645,9 +1652,11 @@ cdef class SchedulerMachine:
                 worker = self.state.workers.get(address)
                 if worker is None:
                     self.note("placed-on-unknown-worker", key)
+                elif task.flags & F_ACTOR:
+                    self.note("placed-for-actor", key)
                 else:
                     self.state.add_replica(task, worker)
-            if client is not None and self.state.add_want(task, client) and reported:
+            if client is not None and self.add_want(task, client) and reported:
                 self.report(task, client)
             if task.n_replicas == 0 and task.run_spec is None:
                 self.lose(task, "lost data")

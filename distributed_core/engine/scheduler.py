@@ -1,1 +1,2 @@
 def dump(*a): return {}
+def explain(*a): return []

@@ -75,7 +75,7 @@ class Exporter:
 
     def render(self) -> bytes:
         """The text of one scrape, as ``CONTENT_TYPE``."""
-        import prometheus_client  # noqa: PLC0415
+        import prometheus_client
 
         if self._registry is None:
             self._registry = prometheus_client.CollectorRegistry(auto_describe=False)
@@ -87,7 +87,7 @@ class Exporter:
 
     def collect(self) -> Iterator[PrometheusMetric]:
         """The families of the table, all of them, in its order."""
-        from prometheus_client import core  # noqa: PLC0415
+        from prometheus_client import core
 
         values = self._values()
         for metric in METRICS:

@@ -1,7 +1,7 @@
 """The reference page of all metrics, made from the table.
 
-Owns ``docs/metrics.md``: ``python -m distributed_core.metrics.reference`` writes it from the root of
-a source tree, ``--check`` only says whether it is current. Not used by the daemon.
+Owns ``docs/metrics.md``: ``python -m distributed_core.metrics.reference`` writes it from the root
+of a source tree, ``--check`` only says whether it is current. Not used by the daemon.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ __all__ = ["main", "render"]
 _INTRODUCTION: Final = f"""\
 # Metrics
 
-<!-- Made by `python -m distributed_core.metrics.reference`; change distributed_core/metrics/table.py
-instead. -->
+<!-- Made by `python -m distributed_core.metrics.reference`; change metrics/table.py instead. -->
 
 `/metrics` on the dashboard address shows them in Prometheus's text format. A scrape costs no time
 per task, and it resets nothing: any number of scrapers may come.

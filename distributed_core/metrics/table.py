@@ -143,9 +143,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "More than a few percent of the time: see distributed_core_gc_pause_seconds.",
         "seconds",
     ),
-    _dask(
-        "scheduler_last_time", _C, "Monotonic clock at the last measurement.", _INFORMATION, "s"
-    ),
+    _dask("scheduler_last_time", _C, "Monotonic clock at the last measurement.", _INFORMATION, "s"),
     _dask(
         "scheduler_tasks_suspicious",
         _C,

@@ -134,12 +134,14 @@ def _unpack(data: Frame, hook: Any) -> Any:
 class _Placeholders:
     """Replaces the placeholder maps of one message while it is unpacked."""
 
-    __slots__ = ("_frames", "_free", "_seen")
+    __slots__ = ("_counts", "_frames", "_free", "_seen")
 
     def __init__(self, frames: Sequence[Frame]) -> None:
         self._frames = frames
         self._seen: dict[tuple[type, int], Serialized | Pickled] = {}
         self._free = len(frames) - 1
+        # Values of one type have equal headers: a gather of a thousand keys parses a few.
+        self._counts: dict[bytes, int] = {}
 
     def __call__(self, found: dict[Any, Any]) -> Any:
         if "__Serialized__" in found:
@@ -165,7 +167,9 @@ class _Placeholders:
         if seen is not None:
             return seen
         header = bytes(self._frames[index])
-        count = _sub_frame_count(name, index, header)
+        count = self._counts.get(header, -1)
+        if count < 0:
+            count = self._counts[header] = _sub_frame_count(name, index, header)
         first = index + 1
         if count > len(self._frames) - first:
             raise DecodeError(

@@ -451,7 +451,6 @@ _SCHEDULER_RPC_ROWS: Final = (
         address=_need(STR),
         stimulus_id=_need(STR),
         expected=_may(FLAG, False),
-        close=_may(FLAG, True),
     ),
     _rpc("subscribe_worker_status", _C, _TOOL),
     # Data.
@@ -872,6 +871,7 @@ _WORKER_RPC_ROWS: Final = (
     _worker_rpc("benchmark_memory", _R),
     _worker_rpc("benchmark_network", _R, address=_need(STR)),
     _worker_rpc("connection_stream", _R),
+    _worker_rpc("shuffle_receive", _C, shuffle_id=_need(STR), run_id=_need(INT), data=_need(ANY)),
     _worker_rpc("shuffle_inputs_done", _C, shuffle_id=_need(STR), run_id=_need(INT)),
     _worker_rpc(
         "terminate",

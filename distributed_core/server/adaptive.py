@@ -56,7 +56,7 @@ def adaptive_target(machine: Any, target_duration: float = DEFAULT_TARGET_DURATI
     if used > _FULL * limit > 0:
         wanted = max(wanted, 2 * len(workers))
     if wanted >= len(workers):
-        return wanted
+        return int(wanted)
     return len(workers) - len(workers_to_close(machine))
 
 
@@ -79,10 +79,10 @@ def _seconds_without_worker(machine: Any, n_tasks: int) -> float:
         seconds += n * duration
         n_read += n
         if n_read == n_tasks:
-            return seconds
+            return float(seconds)
     if n_read == 0:
         return n_tasks * float(settings.unknown_duration)
-    return seconds * n_tasks / n_read
+    return float(seconds * n_tasks / n_read)
 
 
 def workers_to_close(

@@ -40,18 +40,22 @@ from distributed_core.comm.tls import TlsSettings, client_context, server_contex
 from distributed_core.config import logs
 from distributed_core.config.schema import Config
 from distributed_core.materializer.pool import MaterializerPool
+from distributed_core.metrics.counters import ServerCounters
+from distributed_core.metrics.monitors import GcMonitor, LagMonitor
 from distributed_core.protocol.codec import encode
 from distributed_core.protocol.ops import Rejection
 from distributed_core.protocol.versions import VersionBook
 from distributed_core.server.admin_ops import AdminOps
 from distributed_core.server.cluster_ops import ClusterOps
 from distributed_core.server.data_ops import DataOps
+from distributed_core.server.http import HttpServer
 from distributed_core.server.insight_ops import InsightOps, TaskStream
 from distributed_core.server.peers import ClientPeer, worker_decoder
 from distributed_core.server.pump import Pump
 from distributed_core.server.registration import Registration
 from distributed_core.server.submissions import Submissions
 from distributed_core.server.topics import Topics
+from distributed_core.server.web import start_http
 
 __all__ = ["SchedulerServer", "run"]
 
@@ -68,18 +72,18 @@ class _Hooks(DispatchHooks):
         self._server = server
 
     def on_message(self, connection: Connection, op: str) -> None:
-        self._server.count_message("rpc", op)
+        self._server.counters.received(connection.kind, op)
 
     def on_handled(self, op: str, seconds: float, is_async: bool) -> None:
+        # An asynchronous handler mostly waits; only what holds the loop counts.
         if not is_async:
-            self._server.add_op_seconds(op, seconds)
+            self._server.counters.handled(op, seconds)
 
     def on_rejected(self, connection: Connection, rejection: Rejection) -> None:
-        self._server.reject(connection, "rpc", rejection)
+        self._server.reject(connection, connection.kind, rejection)
 
     def on_surplus(self, connection: Connection, op: str, names: list[Any]) -> None:
-        key = ("rpc", op, "surplus-field")
-        self._server.rejected[key] = self._server.rejected.get(key, 0) + 1
+        self._server.counters.surplus(op)
 
     def on_error(self, connection: Connection, op: str, exc: Exception) -> None:
         self._server.programming_error(op, exc)
@@ -130,16 +134,12 @@ class SchedulerServer:
         self.default_scheme = config.comm.default_scheme
         self.log_ring = logs.setup(config.logging)
 
-        # Totals that metrics read.
-        self.messages: dict[tuple[str, str], int] = {}
-        self.op_seconds: dict[str, tuple[int, float]] = {}
-        self.rejected: dict[tuple[str, str, str], int] = {}
-        self.programming_errors = 0
-        self.client_connections_added = 0
-        self.client_connections_removed = 0
-        self.workers_added = 0
-        self.workers_removed = 0
-        self.workers_refused = 0
+        self.counters = ServerCounters(
+            unknown_config_keys=len(config.unknown_dask_keys),
+            plain_listener=config.scheduler.open_plain,
+        )
+        self.loop_lag = LagMonitor(config.metrics.loop_lag_interval)
+        self.gc_monitor = GcMonitor()
 
         self.pump = Pump(_engine_settings(config), config.comm.outbox_limit_bytes, self._broken)
         self.comm_settings = _comm_settings(config)
@@ -179,14 +179,14 @@ class SchedulerServer:
             handlers.pop(op, None)
         self.dispatcher = Dispatcher(handlers, _Hooks(self))
         self.listeners: list[Listener] = []
-        self.http: Any = None
+        self.http: HttpServer | None = None
         self._timers: list[asyncio.TimerHandle] = []
         self._worker_change: asyncio.Event = asyncio.Event()
         self._idle_since: float | None = self.started
         self._last_assigned = -1
-        self._last_tick = self.loop.time()
         self._watch_due = False
         self.total_memory = 0
+        self._problem = ""
 
     # Life.
 
@@ -207,21 +207,22 @@ class SchedulerServer:
         await self.materializer.start()
         await self._start_http()
         self._write_files()
+        self.loop_lag.start()
+        self.gc_monitor.start()
         self._tick()
         logger.info("scheduler at %s", self.address, extra={"address": self.address})
 
     async def _start_http(self) -> None:
-        if not self.config.http.listen:
-            return
-        from distributed_core.server.web import start_http
-
-        self.http = await start_http(self, self.config.http.listen)
+        if self.config.http.listen:
+            self.http = await start_http(self)
 
     async def close(self) -> None:
         """Tell the peers, close every connection, end the materializer, remove our files."""
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
+        self.loop_lag.stop()
+        self.gc_monitor.stop()
         for listener in self.listeners:
             listener.stop()
         for worker in list(self.pump.state.workers.values()):
@@ -243,7 +244,12 @@ class SchedulerServer:
             self.exit_status = status
             self.finished.set_result(reason)
 
+    def problems(self) -> list[str]:
+        """Why the process should be restarted, in words; empty if all is well."""
+        return [self._problem] if self._problem else []
+
     def _broken(self, text: str) -> None:
+        self._problem = text
         logger.critical("stopping: %s", text)
         self.stop(text, EXIT_BROKEN)
 
@@ -352,7 +358,7 @@ class SchedulerServer:
         if self.clients.get(peer.client_id) is peer:
             del self.clients[peer.client_id]
         self.topics.forget(peer.client_id)
-        self.client_connections_removed += 1
+        self.counters.clients_removed += 1
         self.pump.tell(ClientGone, "client-gone", client=peer.client)
         logger.info("client %s %s", peer.client_id, why, extra={"client": peer.client_id})
         self.topics.log(
@@ -368,7 +374,7 @@ class SchedulerServer:
         self.pump.tell(WorkerLost, "worker-lost", worker=worker, expected=expected, reason=reason)
         self.versions.remove_worker(address)
         self.pool.close_address(address)
-        self.workers_removed += 1
+        self.counters.workers_removed += 1
         self.total_memory -= worker.memory_limit
         logger.log(
             logging.INFO if expected else logging.WARNING,
@@ -437,22 +443,9 @@ class SchedulerServer:
 
     # Counting.
 
-    def count_message(self, peer: str, op: str) -> None:
-        """A message that fits was received."""
-        key = (peer, op)
-        self.messages[key] = self.messages.get(key, 0) + 1
-
-    def add_op_seconds(self, op: str, seconds: float) -> None:
-        """Time spent in a handler, without waiting."""
-        count, total = self.op_seconds.get(op, (0, 0.0))
-        self.op_seconds[op] = (count + 1, total + seconds)
-
     def reject(self, connection: Connection, peer: str, rejection: Rejection) -> None:
         """A message does not fit: count it and say so in the log."""
-        key = (peer, rejection.op if len(rejection.op) < 50 else "", str(rejection.reason))
-        if key not in self.rejected and len(self.rejected) > 1000:
-            key = (peer, "", str(rejection.reason))
-        self.rejected[key] = self.rejected.get(key, 0) + 1
+        self.counters.reject(peer, rejection.op, rejection.reason)
         logger.warning(
             "message of %s %s rejected: %s",
             peer,
@@ -463,7 +456,7 @@ class SchedulerServer:
 
     def programming_error(self, op: str, exc: BaseException) -> None:
         """A handler raised what it did not mean to."""
-        self.programming_errors += 1
+        self.counters.handler_failed(op)
         logger.critical("error in the handler of %s", op, exc_info=exc)
 
     def keep_task_stream(self) -> None:
@@ -495,7 +488,6 @@ class SchedulerServer:
 
     def _tick(self) -> None:
         self._timers[:] = [self.loop.call_later(_TICK_SECONDS, self._tick)]
-        self._last_tick = self.loop.time()
         self.pump.tell(TimePassed, "tick")
         self._expire_workers()
         idle_timeout = self.config.scheduler.idle_timeout

@@ -9,15 +9,19 @@ nothing that a handler raises, gets out of a connection: the first is answered w
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import logging
 import math
 import ssl
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from inspect import isawaitable
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import parse_qs, unquote
+
+import h11
 
 from distributed_core.metrics.counters import HttpStats
 
@@ -36,15 +40,15 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _SECURITY_HEADERS: Final = (
-    (b"X-Content-Type-Options", b"nosniff"),
-    (b"X-Frame-Options", b"DENY"),
+    ("X-Content-Type-Options", "nosniff"),
+    ("X-Frame-Options", "DENY"),
     (
-        b"Content-Security-Policy",
-        b"default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
-        b"frame-ancestors 'none'",
+        "Content-Security-Policy",
+        "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'",
     ),
-    (b"Referrer-Policy", b"no-referrer"),
-    (b"Cache-Control", b"no-store"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cache-Control", "no-store"),
 )
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-real-ip")
@@ -78,6 +82,9 @@ _REASONS: Final = {
     503: "Service Unavailable",
     505: "HTTP Version Not Supported",
 }
+_TOO_MANY: Final = (
+    b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+)
 _NO_ROUTE: Final = "none"  # The label of requests that no route fits.
 
 
@@ -111,8 +118,9 @@ class HttpLimits:
 class Request:
     """One request, complete.
 
-    ``path`` is decoded, for a handler without the server's prefix; ``query`` has the values of each name,
-    ``headers`` has lower-case names; of a repeated header all values with commas between.
+    ``path`` is decoded, for a handler without the server's prefix; ``query`` has the values of
+    each name; ``headers`` has lower-case names, and of a repeated header all values with commas
+    between.
     ``peer`` is the address of the other end, without a port.
     """
 
@@ -344,16 +352,15 @@ class _Connection(asyncio.Protocol):
     # What the loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        # Not a subclass under uvloop.
+        transport = cast(asyncio.Transport, transport)
         self._transport = transport
         name = transport.get_extra_info("peername")
         self._peer = str(name[0]) if isinstance(name, tuple) else ""
         server = self._server
         if len(server.connections) >= self._limits.max_connections:
             server.stats.connections_refused += 1
-            transport.write(
-                b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
-            )
+            transport.write(_TOO_MANY)
             self._end()
             return
         server.connections.add(self)
@@ -474,6 +481,8 @@ class _Connection(asyncio.Protocol):
         if self._is_write_paused:
             self._watch_write()
             return
+        if self._transport.is_closing():
+            return
         self._head = None
         self._has_begun = bool(self._http.trailing_data[0])
         if self._has_begun:
@@ -486,7 +495,7 @@ class _Connection(asyncio.Protocol):
     # Responses.
 
     def _write_response(self, response: Response, *extra: tuple[str, str]) -> None:
-        headers: list[tuple[str | bytes, str | bytes]] = [
+        headers: list[tuple[str, str]] = [
             ("Date", _http_date(time.time())),
             ("Content-Type", response.content_type),
             ("Content-Length", str(len(response.body))),
@@ -635,5 +644,6 @@ def _is_loopback(host: str) -> bool:
         address = ipaddress.ip_address(host)
     except ValueError:
         return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped.is_loopback
+    return address.is_loopback

@@ -153,7 +153,7 @@ def worker_decoder(
                 worker, found.op, _keys_named(message), found.text, now, "", reason=found.reason
             )
             return
-        server.count_message("worker", found.name)
+        server.counters.received("worker", found.name)
         found.complete(message)
         handlers[found.name](worker, message, now)
 
@@ -286,7 +286,7 @@ class ClientPeer(Receiver):
                 reason=found.reason,
             )
             return
-        self._server.count_message("client", found.name)
+        self._server.counters.received("client", found.name)
         message = found.complete(message)
         if found.name == "heartbeat-client":
             # A sign of life does not wait behind a graph.

@@ -111,7 +111,7 @@ class Registration:
             start["warning"] = warning
         connection.write(encode([start]))
         connection.start_stream(peer)
-        server.client_connections_added += 1
+        server.counters.clients_added += 1
         logger.info("client %s connected", client_id, extra={"client": client_id})
         server.topics.log(["all", client_id], {"action": "add-client", "client": client_id})
         return NO_REPLY
@@ -135,7 +135,6 @@ class Registration:
         return self._register_worker(connection, fields, address)
 
     def _refuse(self, connection: Connection, fields: dict[str, Any], reason: str) -> Any:
-        self._server.workers_refused += 1
         logger.warning(
             "worker %s at %s refused: %s",
             fields["name"],
@@ -222,7 +221,7 @@ class Registration:
         worker.peer = pump.outbox(connection)
         connection.kind = "worker"
         connection.start_stream(peer)
-        server.workers_added += 1
+        server.counters.workers_added += 1
         server.total_memory += worker.memory_limit
         logger.info(
             "worker %s joined: %s, %d threads",
@@ -254,7 +253,6 @@ class Registration:
         info.metrics = metrics
         info.host_info = fields["host_info"] or {}
         worker.executing = fields["executing"] or {}
-        server.count_message("worker", "heartbeat_worker")
         return {
             "status": "OK",
             "time": now,

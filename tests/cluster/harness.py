@@ -60,7 +60,7 @@ def free_port() -> int:
 
 
 def wait_until(
-    condition: Callable[[], T], timeout: float = 15.0, what: str = "", interval: float = 0.01
+    condition: Callable[[], T], timeout: float = 30.0, what: str = "", interval: float = 0.01
 ) -> T:
     """Poll `condition` until it is true and return its value; AssertionError at the deadline."""
     deadline = time.monotonic() + timeout
@@ -320,14 +320,15 @@ class Cluster:
         """Bring the cluster back to `count` workers after a test that lost or added some."""
         for surplus in [w for w in self.workers if w.alive][count:]:
             surplus.stop()
-        for dead in [w for w in self.workers if not w.alive]:
-            dead.stop()
-            self.workers.remove(dead)
-        names = {w.name for w in self.workers}
-        wait_until(
-            lambda: {w["name"] for w in self.scheduler.workers().values()} == names,
-            what="the scheduler lists the workers that live",
-        )
+
+        def listed() -> bool:
+            for dead in [w for w in self.workers if not w.alive]:
+                dead.stop()
+                self.workers.remove(dead)
+            names = {w["name"] for w in self.scheduler.workers().values()}
+            return names == {w.name for w in self.workers}
+
+        wait_until(listed, what="the scheduler lists the workers that live")
         self.add_workers(*[spec] * (count - len(self.workers)))
 
     def wait_for(self, count: int) -> None:

@@ -71,7 +71,7 @@ def gate(started: str, release: str, value: Any = None, timeout: float = 30.0) -
 
 def where(*ignored: Any) -> str:
     """Address of the worker that runs this."""
-    from distributed import get_worker  # noqa: PLC0415  only workers have it loaded
+    from distributed import get_worker
 
     return get_worker().address
 

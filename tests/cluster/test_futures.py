@@ -520,7 +520,7 @@ def test_resource_that_nobody_has_waits(client: Client) -> None:
 
 
 def test_annotations_through_a_context(client: Client, cluster: Cluster) -> None:
-    import dask  # noqa: PLC0415
+    import dask
 
     with dask.annotate(workers=cluster.addresses["alice"], retries=1):
         value = dask.delayed(tasks.where)(dask_key_name="annotated-1")

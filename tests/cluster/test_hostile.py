@@ -491,7 +491,7 @@ def test_graph_that_cannot_be_opened_errs_its_keys_only(bare: SchedulerProcess) 
 
 
 def _pickled_placeholder(value: Any) -> Opaque:
-    import pickle  # noqa: PLC0415
+    import pickle
 
     header = {"pickled-obj": pickle.dumps(value), "compression": [], "num-sub-frames": 0}
     return Opaque(header, [], "__Pickled__")

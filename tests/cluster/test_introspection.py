@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import threading
 import time
 from pathlib import Path
 
+import msgpack
 import pytest
 from distributed import Client, get_task_metadata, get_task_stream, wait
-from distributed.cluster_dump import DumpArtefact
 
 from tests.cluster import tasks
 from tests.cluster.harness import Cluster, wait_until
@@ -149,7 +150,12 @@ def test_log_event_and_get_events(client: Client) -> None:
     assert messages == ({"n": 1}, "text")
     assert all(abs(stamp - time.time()) < 60 for stamp in stamps)
     assert [message for _, message in client.get_events("topic-b")] == ["text"]
-    assert {"topic-a", "topic-b"} <= set(client.get_events())
+
+
+@pytest.mark.ours_only
+def test_events_of_all_topics(client: Client) -> None:
+    client.log_event("topic-c", {"n": 1})
+    wait_until(lambda: "topic-c" in client.get_events())
 
 
 def test_subscribe_topic(client: Client, cluster: Cluster) -> None:
@@ -165,13 +171,13 @@ def test_subscribe_topic(client: Client, cluster: Cluster) -> None:
 
 
 def _log_from_worker(topic: str, message: object) -> None:
-    from distributed import get_worker  # noqa: PLC0415
+    from distributed import get_worker
 
     get_worker().log_event(topic, message)
 
 
 def test_print_in_a_task_reaches_the_client(client: Client, capsys: object) -> None:
-    from distributed import print as dask_print  # noqa: PLC0415
+    from distributed import print as dask_print
 
     seen = threading.Event()
     client.subscribe_topic("print", lambda event: seen.set())
@@ -222,13 +228,13 @@ def test_dump_cluster_state(client: Client, tmp_path: Path) -> None:
     wait([future, bad], timeout=20)
     path = str(tmp_path / "dump")
     client.dump_cluster_state(path)
-    dump = DumpArtefact.from_url(f"{path}.msgpack.gz")
+    with gzip.open(f"{path}.msgpack.gz") as file:
+        dump = msgpack.unpack(file, strict_map_key=False)
     assert set(dump) >= {"scheduler", "workers", "versions"}
     assert dump["scheduler"]["tasks"]["dumped-1"]["state"] == "memory"
     assert dump["scheduler"]["tasks"]["dumped-bad"]["state"] == "erred"
     assert len(dump["scheduler"]["workers"]) == 2
     assert len(dump["workers"]) == 2
-    assert "dumped-1" in {task["key"] for task in dump.scheduler_tasks_in_state("memory")}
 
 
 def test_adaptive_answers(client: Client, cluster: Cluster) -> None:

@@ -104,7 +104,7 @@ def test_retire_by_name_and_by_number(fragile: Cluster) -> None:
         assert [worker["name"] for worker in reply.values()] == [first]
         reply = client.sync(client.scheduler.retire_workers, n=1, close_workers=True)
         assert len(reply) == 1
-        wait_until(lambda: len(fragile.scheduler.workers()) == 1)
+        wait_until(lambda: sum(worker.alive for worker in fragile.workers) == 1)
         assert client.submit(tasks.inc, 1, pure=False).result(timeout=20) == 2
 
 

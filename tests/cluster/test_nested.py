@@ -11,7 +11,7 @@ from tests.cluster import tasks
 
 
 def fibonacci(n: int) -> int:
-    from distributed import worker_client  # noqa: PLC0415
+    from distributed import worker_client
 
     if n < 2:
         return n
@@ -22,7 +22,7 @@ def fibonacci(n: int) -> int:
 
 
 def with_get_client(n: int) -> int:
-    from distributed import get_client, rejoin, secede  # noqa: PLC0415
+    from distributed import get_client, rejoin, secede
 
     client = get_client()
     futures = client.map(tasks.inc, range(n), pure=False)
@@ -33,7 +33,7 @@ def with_get_client(n: int) -> int:
 
 
 def submit_and_scatter(n: int) -> int:
-    from distributed import worker_client  # noqa: PLC0415
+    from distributed import worker_client
 
     with worker_client() as client:
         data = client.scatter(list(range(n)), hash=False)
@@ -41,14 +41,14 @@ def submit_and_scatter(n: int) -> int:
 
 
 def secede_then_wait(i: int) -> int:
-    from distributed import worker_client  # noqa: PLC0415
+    from distributed import worker_client
 
     with worker_client() as client:
         return client.submit(tasks.inc, i, pure=False).result()
 
 
 def submit_failing() -> int:
-    from distributed import worker_client  # noqa: PLC0415
+    from distributed import worker_client
 
     with worker_client() as client:
         return client.submit(tasks.fail, 9).result()
@@ -81,7 +81,7 @@ def test_seceded_task_does_not_block_others(solo: Client, tmp_path: Path) -> Non
     started, release = str(tmp_path / "started"), str(tmp_path / "release")
 
     def secede_and_wait_at_the_gate() -> str:
-        from distributed import secede  # noqa: PLC0415
+        from distributed import secede
 
         secede()
         return str(tasks.gate(started, release, "long"))
@@ -98,7 +98,7 @@ def test_reschedule_raised_by_a_task(client: Client, tmp_path: Path) -> None:
     count = str(tmp_path / "count")
 
     def reschedule_once() -> str:
-        from distributed import Reschedule  # noqa: PLC0415
+        from distributed import Reschedule
 
         tasks.note(count, tasks.where())
         if len(Path(count).read_text().splitlines()) == 1:

@@ -92,7 +92,7 @@ def test_difference_in_other_packages_is_a_warning(bare: SchedulerProcess) -> No
 def test_refusal_on_a_stock_client_is_an_import_error(
     bare: SchedulerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from distributed import versions  # noqa: PLC0415
+    from distributed import versions
 
     real = versions.get_versions
     monkeypatch.setattr(

@@ -159,7 +159,7 @@ class Link:
         await self.writer.drain()
 
     async def receive(self, limit: float | None = None) -> Any:
-        """The next message; `LinkClosed` if the peer ended, `TimeoutError` after `limit` seconds."""
+        """The next message. `LinkClosed` if the peer ended, `TimeoutError` after `limit` s."""
         async with asyncio.timeout(limit):
             try:
                 _, count = struct.unpack("<QQ", await self.reader.readexactly(16))

@@ -63,7 +63,7 @@ class Tap:
     def __init__(self, kind: Any = WorkerStreamDecoder) -> None:
         self.seen: list[Any] = []
         self.decoder = kind(
-            lambda event: self.seen.append(event),
+            self.seen.append,
             lambda *args: self.seen.append(("cold", *args)),
             lambda *args: self.seen.append(("rejected", *args)),
         )

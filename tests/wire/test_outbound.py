@@ -105,9 +105,7 @@ def cut(chunks: Iterable[Any]) -> list[list[bytes]]:
 
 def read(box: Outbox, deserialize: bool = True) -> list[Any]:
     """All maps that wait in ``box``, as a stock peer reads them; empties it."""
-    return [
-        item for frames in cut(box.take()) for item in loads(frames, deserialize=deserialize)
-    ]
+    return [item for frames in cut(box.take()) for item in loads(frames, deserialize=deserialize)]
 
 
 class Cluster:
@@ -200,9 +198,7 @@ class Cluster:
             group_index=bytes(4 * n),
             new_annotations=[] if annotations is None else [annotations],
             annotation_index=struct.pack(f"{n}i", *[0 if annotations else -1] * n),
-            run_specs=[
-                pickled(("run", key))[0] if run_spec is None else run_spec for key in keys
-            ],
+            run_specs=[pickled(("run", key))[0] if run_spec is None else run_spec for key in keys],
         )
         self.handle(GraphEnded, stimulus_id, submission=self.n_submissions)
 
@@ -255,8 +251,10 @@ plain = st.recursive(
     | st.floats(allow_nan=False)
     | st.text()
     | st.binary(),
-    lambda inner: st.lists(inner, max_size=5)
-    | st.dictionaries(st.text(max_size=5) | st.integers(-9, 9), inner, max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=5)
+        | st.dictionaries(st.text(max_size=5) | st.integers(-9, 9), inner, max_size=5)
+    ),
     max_leaves=30,
 )
 
@@ -662,7 +660,7 @@ def test_copies_are_ordered_and_holders_told() -> None:
 
 def test_retirement_and_loss_of_a_worker() -> None:
     cluster = Cluster(n_workers=2)
-    one, two = cluster.workers
+    one = cluster.workers[0]
     cluster.handle(RetirementBegun, worker=one)
     cluster.handle(WorkerLost, worker=one, expected=True, reason="retired")
     assert cluster.to_worker(0) == [
@@ -752,9 +750,7 @@ def test_lost_data_and_cancellation() -> None:
         {"op": "cancelled-keys", "keys": ("a",), "reason": "why", "msg": "more"}
     ]
     cluster.submit({"b": []})
-    cluster.handle(
-        KeysCancelled, client_id="c", keys=["b"], force=False, reason=None, message=None
-    )
+    cluster.handle(KeysCancelled, client_id="c", keys=["b"], force=False, reason=None, message=None)
     assert cluster.to_client() == [{"op": "cancelled-keys", "keys": ("b",)}]
 
 
