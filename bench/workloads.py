@@ -41,7 +41,7 @@ def add_all(values: list[int]) -> int:
 
 def partition(index: int) -> Any:
     """One partition of the dataframe to be shuffled."""
-    import pandas
+    import pandas  # type: ignore[import-untyped]
 
     return pandas.DataFrame({"a": [index], "b": [index]})
 
@@ -66,7 +66,7 @@ def _low_level(client: Client, graph: dict[Any, Task], wanted: list[Any]) -> Pre
 def prepare_merge(client: Client, tasks: int, tag: str) -> Prepared:
     """`tasks` independent tasks and one that needs all of them; only that one is wanted."""
     inputs = [(f"in{tag}", index) for index in range(tasks)]
-    graph = {key: Task(key, increment, key[1]) for key in inputs}
+    graph: dict[Any, Task] = {key: Task(key, increment, key[1]) for key in inputs}
     last = f"merge{tag}"
     graph[last] = Task(last, add_all, List(*map(TaskRef, inputs)))
     return _low_level(client, graph, [last])
@@ -245,7 +245,7 @@ def run_probe(client: Client, timeout_seconds: float) -> None:
     say("ready", tasks=0)
     await_line("go")
     say("going")
-    samples = []
+    samples: list[tuple[float, float]] = []
     while not select.select([sys.stdin], [], [], 0)[0]:
         samples.append(one_submit(client, len(samples), timeout_seconds))
     await_line("stop")

@@ -26,6 +26,7 @@ import struct
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any, cast
 
 import msgpack
@@ -46,7 +47,7 @@ _PRELUDE = struct.Struct("<QQ")
 _F64 = struct.Struct(">d")
 
 _packer = msgpack.Packer(use_bin_type=True, autoreset=True)
-pack = _packer.pack
+pack: Callable[[Any], bytes] = _packer.pack
 
 
 def frame_message(*frames: bytes) -> bytes:
@@ -809,7 +810,7 @@ def main(arguments: list[str] | None = None) -> int:
         delay_seconds=args.delay / 1e3,
         claims_fetches=not args.silent_fetches,
     )
-    return uvloop.run(_run(args.address, options, args.control))
+    return int(uvloop.run(_run(args.address, options, args.control)))
 
 
 if __name__ == "__main__":

@@ -392,6 +392,7 @@ cdef class ClusterState:
         while replica != NULL:
             worker = <Worker>replica.worker
             worker.nbytes += self.nbytes_of(task) - before
+            self.refresh_worker(worker)
             replica = replica.task_next
         if task.code == MEMORY:
             task.group.nbytes_total += nbytes - counted

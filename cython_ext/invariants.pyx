@@ -48,6 +48,9 @@ from cython_ext.states cimport (
 from cython_ext.transitions cimport SchedulerMachine, Submission
 
 
+__all__ = ["MACHINE_INVARIANTS", "TASK_INVARIANTS", "check", "check_task"]
+
+
 cdef bint is_active(int code) noexcept:
     return WAITING <= code <= PROCESSING
 
@@ -67,8 +70,6 @@ def state_has_its_facts(SchedulerMachine machine, Task task, list broken):
         broken.append(f"{task.key!r} is {name} on {task.worker}")
     if (code == ERRED) != (task.error is not None) and code != RELEASED:
         broken.append(f"{task.key!r} is {name} with error {task.error}")
-    if code == MEMORY and task.nbytes < 0:
-        broken.append(f"{task.key!r} is in memory with unknown size")
     if is_active(code) and task.run_spec is None:
         broken.append(f"{task.key!r} is {name} without a definition")
     if task.run_spec is None and task.n_dependencies:
@@ -278,7 +279,7 @@ def counts_by_state(SchedulerMachine machine, list broken):
     cdef list total = [0] * N_TASK_STATES
     cdef int64_t nbytes
     for task in state.tasks.values():
-        nbytes = task.nbytes if task.code == MEMORY else 0
+        nbytes = max(0, task.nbytes) if task.code == MEMORY else 0
         total[task.code] += 1
         for book, key in ((groups, task.group), (prefixes, task.group.prefix)):
             counts = book.get(key)

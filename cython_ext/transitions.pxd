@@ -68,7 +68,7 @@ cdef class SchedulerMachine:
     cdef readonly int64_t n_assigned
     cdef Sink sink
     cdef object make_exception
-    cdef double now
+    cdef readonly double now            # of the last event, seconds
     cdef str stimulus_id
     cdef Client forgetful               # fire-and-forget, once it was named
     cdef object where                   # address or client id that the event came from

@@ -568,6 +568,8 @@ cdef class SchedulerMachine:
         if task.n_dependencies > 0:
             transfer = missing_bytes(self.state, task, worker)
         task.run_id = self.state.take_run_id()
+        # Should an input have been lost, it is back.
+        task.flags &= ~F_LOST
         self.n_assigned += 1
         self.state.add_processing(task, worker, transfer)
         self.sink.compute_task(worker, task, self.stimulus_id)
@@ -1003,7 +1005,7 @@ cdef class SchedulerMachine:
             task = self.state.tasks.get(key)
             if task is not None and (
                 task.code == MEMORY
-                or (task.code == PROCESSING and task.worker is worker and task.nbytes >= 0)
+                or (task.code == PROCESSING and task.worker is worker)
             ):
                 # While it was ordered here, a copy arrived from elsewhere: B2.6.
                 if not task.flags & F_ACTOR and self.state.add_replica(task, worker):
@@ -1532,7 +1534,10 @@ cdef class SchedulerMachine:
                 task.flags |= F_DATA_PRODUCER
             if flags & 8:
                 task.flags |= F_PURE_DATA
-            if submission.actors is True:
+            if task.n_replicas > 0:
+                # Data was placed under this key before: it is no actor.
+                pass
+            elif submission.actors is True:
                 if flags & 1:
                     task.flags |= F_ACTOR
             elif submission.actors and key in submission.actors:
@@ -1540,7 +1545,7 @@ cdef class SchedulerMachine:
         if flags & 1:
             self.add_want(task, submission.client)
             self.report(task, submission.client)
-        if defined:
+        if defined and task.n_replicas == 0:
             for parent in parents:
                 if parent.flags & F_LOST and parent.code != MEMORY:
                     self.lose(task, "lost dependencies")
@@ -1647,7 +1652,8 @@ cdef class SchedulerMachine:
             if task is None:
                 task = self.task_without_graph(key)
             reported = task.code == MEMORY
-            self.state.set_nbytes(task, event.nbytes[key])
+            if key in event.nbytes:
+                self.state.set_nbytes(task, event.nbytes[key])
             for address in addresses:
                 worker = self.state.workers.get(address)
                 if worker is None:

@@ -229,6 +229,7 @@ class HttpSettings:
     prefix: Annotated[str, PathPrefix()]
     dashboard: Switch
     api_enabled: Switch
+    allow_anonymous_api: Switch
     free_port_if_taken: Switch
     tls: HttpTlsSettings
     listen: tuple[Endpoint, ...]

@@ -192,16 +192,16 @@ class MaterializerPool:
             while process is not None:
                 body, raw = await self._receive(process, budget)
                 budget -= loop.time() - before
-                for item in body:
-                    part = decode_part(item, raw)
-                    if is_final(part) and process is not None:
-                        self._release(process)
-                        process = None
-                        self._count(part)
-                    else:
-                        self._stats.tasks += len(getattr(part, "keys", ()))
+                parts = [decode_part(item, raw) for item in body]
+                if is_final(parts[-1]):
+                    # All is here: a consumer that stops early leaves nothing to drain.
+                    self._release(process)
+                    process = None
+                    self._count(parts[-1])
+                for part in parts:
+                    self._stats.tasks += len(getattr(part, "keys", ()))
                     yield part
-                    del part
+                del parts, part
                 del body, raw
                 before = loop.time()
         except MalformedMessage as error:
@@ -320,6 +320,11 @@ class MaterializerPool:
                 waiter.set_result(process)
                 return
         self._idle.append(process)
+
+    @property
+    def problem(self) -> str:
+        """Why no graph can be opened now, in words; empty if all is well."""
+        return self._cannot_start_text() if self._cannot_start() else ""
 
     def _cannot_start(self) -> bool:
         return self._start_failures >= _MAX_START_FAILURES and not self._alive

@@ -10,9 +10,10 @@ nothing in it. A scrape costs O(workers + prefixes), never O(tasks), and reads a
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from heapq import nlargest
 from itertools import islice
 from pathlib import Path
@@ -22,7 +23,6 @@ from distributed_core.metrics.counters import OTHER, MetricsSource
 from distributed_core.metrics.table import METRICS, TASK_STATES, Kind, Metric
 
 if TYPE_CHECKING:
-    from prometheus_client.core import Metric as PrometheusMetric
     from prometheus_client.registry import CollectorRegistry
 
 __all__ = ["CONTENT_TYPE", "MAX_PREFIXES_READ", "Exporter"]
@@ -33,6 +33,8 @@ MAX_PREFIXES_READ: Final = 4_000
 """Prefixes that one scrape looks at, the newest; only more than that go uncounted in ``other``."""
 
 _PREFIX_STATES: Final = (*TASK_STATES, "forgotten")
+
+_ODD_NUMBERS: Final = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
 
 Rows = list[tuple[tuple[str, ...], float]]
 """Label values and value of each series."""
@@ -74,7 +76,10 @@ class Exporter:
             await loop.run_in_executor(None, __import__, "prometheus_client")
 
     def render(self) -> bytes:
-        """The text of one scrape, as ``CONTENT_TYPE``."""
+        """The text of one scrape, as ``CONTENT_TYPE``.
+
+        All families of the table, in its order, then those of the process and of Python.
+        """
         import prometheus_client
 
         if self._registry is None:
@@ -82,49 +87,17 @@ class Exporter:
             prometheus_client.PlatformCollector(registry=self._registry)
             prometheus_client.GCCollector(registry=self._registry)
             prometheus_client.ProcessCollector(registry=self._registry)
-            self._registry.register(self)
-        return prometheus_client.generate_latest(self._registry)
-
-    def collect(self) -> Iterator[PrometheusMetric]:
-        """The families of the table, all of them, in its order."""
-        from prometheus_client import core
-
         values = self._values()
+        lines: list[str] = []
         for metric in METRICS:
-            name = metric.full_name(self._namespace)
-            if metric.kind is Kind.HISTOGRAM:
-                histogram = values[metric.name]
-                yield core.HistogramMetricFamily(
-                    name,
-                    metric.help,
-                    buckets=[
-                        ("+Inf" if bound == float("inf") else repr(bound), count)
-                        for bound, count in histogram.cumulative()
-                    ],
-                    sum_value=histogram.total,
-                )
-            elif metric.kind is Kind.SUMMARY:
-                summary = core.SummaryMetricFamily(name, metric.help, labels=metric.labels)
-                for op, (count, total) in values[metric.name].items():
-                    summary.add_metric((op,), count_value=count, sum_value=total)
-                yield summary
-            else:
-                cls = (
-                    core.CounterMetricFamily
-                    if metric.kind is Kind.COUNTER
-                    else core.GaugeMetricFamily
-                )
-                family = cls(name, metric.help, labels=metric.labels)
-                for labels, value in _bounded(metric, values[metric.name]):
-                    family.add_metric(labels, value)
-                yield family
+            _write_family(lines, metric, metric.full_name(self._namespace), values[metric.name])
         if not Path("/proc/self/stat").exists():
             # prometheus_client has process figures for Linux alone.
-            yield core.CounterMetricFamily(
-                "process_cpu_seconds",
-                "Total user and system CPU time spent in seconds.",
-                value=time.process_time(),
-            )
+            lines.append("# HELP process_cpu_seconds_total User and system CPU time.")
+            lines.append("# TYPE process_cpu_seconds_total counter")
+            lines.append(f"process_cpu_seconds_total {time.process_time()!r}")
+        lines.append("")
+        return "\n".join(lines).encode() + prometheus_client.generate_latest(self._registry)
 
     def _values(self) -> dict[str, Any]:
         """By name of the table: rows, a histogram, or count and sum by operation."""
@@ -249,6 +222,44 @@ class Exporter:
                 (("timeout",), http.timeouts),
             ],
         }
+
+
+def _write_family(lines: list[str], metric: Metric, name: str, value: Any) -> None:
+    """Append a family in text form; prometheus_client's own writer takes ten times as long."""
+    help_text = metric.help.replace("\\", r"\\").replace("\n", r"\n")
+    lines.append(f"# HELP {name} {help_text}")
+    lines.append(f"# TYPE {name} {metric.kind.value}")
+    if metric.kind is Kind.HISTOGRAM:
+        for bound, count in value.cumulative():
+            le = "+Inf" if math.isinf(bound) else repr(bound)
+            lines.append(f'{name}_bucket{{le="{le}"}} {_number(count)}')
+        lines.append(f"{name}_sum {_number(value.total)}")
+        lines.append(f"{name}_count {_number(value.count)}")
+    elif metric.kind is Kind.SUMMARY:
+        for op, (count, total) in value.items():
+            labels = f'{metric.labels[0]}="{_escape(op)}"'
+            lines.append(f"{name}_count{{{labels}}} {_number(count)}")
+            lines.append(f"{name}_sum{{{labels}}} {_number(total)}")
+    elif not metric.labels:
+        lines.extend(f"{name} {_number(number)}" for _, number in value)
+    else:
+        names = metric.labels
+        for texts, number in _bounded(metric, value):
+            labels = ",".join(
+                f'{label}="{_escape(text)}"' for label, text in zip(names, texts, strict=True)
+            )
+            lines.append(f"{name}{{{labels}}} {_number(number)}")
+
+
+def _escape(text: str) -> str:
+    # Lone surrogates, which a key may have, cannot be encoded.
+    text = text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def _number(value: float) -> str:
+    number = float(value)
+    return repr(number) if math.isfinite(number) else _ODD_NUMBERS[repr(number)]
 
 
 class _PrefixTable:

@@ -84,6 +84,8 @@ class Pickled:
 class ForeignEnum:
     """A member of an enum that only peers know: three names, and sent on as such."""
 
+    PLACEHOLDER: ClassVar[str] = "__Enum__"
+
     module: str
     type_name: str
     name: str

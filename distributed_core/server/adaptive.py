@@ -8,7 +8,9 @@ may go at most ``_MAX_KEYS_READ`` keys.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from itertools import islice
+from operator import attrgetter
 from typing import Any, Final
 
 __all__ = ["ATTRIBUTES", "DEFAULT_TARGET_DURATION", "adaptive_target", "workers_to_close"]
@@ -57,7 +59,7 @@ def adaptive_target(machine: Any, target_duration: float = DEFAULT_TARGET_DURATI
         wanted = max(wanted, 2 * len(workers))
     if wanted >= len(workers):
         return int(wanted)
-    return len(workers) - len(workers_to_close(machine))
+    return len(workers) - _n_dispensable(workers, limit, used)
 
 
 def _seconds_without_worker(machine: Any, n_tasks: int) -> float:
@@ -83,6 +85,25 @@ def _seconds_without_worker(machine: Any, n_tasks: int) -> float:
     if n_read == 0:
         return n_tasks * float(settings.unknown_duration)
     return float(seconds * n_tasks / n_read)
+
+
+def _n_dispensable(workers: Mapping[str, Any], memory: int, stored: int) -> int:
+    """How many workers ``workers_to_close`` would name, without looking at their data."""
+    idle = []
+    for worker in workers.values():
+        if worker.n_long_running:
+            memory -= worker.memory_limit
+            stored -= worker.nbytes
+        elif worker.n_processing == 0 and not worker.actors:
+            idle.append(worker)
+    if not stored:
+        return len(idle)
+    idle.sort(key=attrgetter("nbytes"))
+    for n, worker in enumerate(idle):
+        memory -= worker.memory_limit
+        if memory < _DEFAULT_MEMORY_RATIO * stored:
+            return n
+    return len(idle)
 
 
 def workers_to_close(
@@ -147,40 +168,47 @@ def workers_to_close(
 
 
 def _cheapest_first(workers: list[Any]) -> list[Any]:
-    """Order workers by what their end costs; the second copy of a pair counts as unique."""
-    # Stored bytes decide whose data is looked at, so that two holders of the same data do not
-    # both pass for dispensable.
-    ranked = sorted(workers, key=_rank)
-    taken: dict[int, int] = {}
+    """Order workers by what their end costs; equals by age, the youngest first."""
+    costs = _data_costs([worker for worker in workers if worker.n_replicas])
+    groups: list[list[Any]] = [[] for _ in range(16)]
+    for worker in reversed(workers):
+        has_unique = worker in costs and costs[worker][0] > 0
+        groups[2 * _rank(worker) + has_unique].append(worker)
+    if costs:
+        for group in groups:
+            group.sort(key=lambda worker: costs.get(worker, (0, 0)))
+    return [worker for group in groups for worker in group]
+
+
+def _rank(worker: Any) -> int:
+    """Retiring, idle, without an actor: 0; each that does not hold adds to it."""
+    is_staying = worker.status != "closing_gracefully"
+    is_busy = worker.n_processing > 0
+    return 4 * int(is_staying) + 2 * int(is_busy) + int(bool(worker.actors))
+
+
+def _data_costs(holders: list[Any]) -> dict[Any, tuple[int, int]]:
+    """Bytes that nobody else would have, and all bytes, of workers that hold data.
+
+    Of two workers with the same data only one passes for dispensable. Data of workers beyond
+    ``_MAX_KEYS_READ`` keys is taken for unique.
+    """
+    costs: dict[Any, tuple[int, int]] = {}
+    n_taken: dict[int, int] = {}
     n_read = 0
-    costs: list[tuple[tuple[Any, ...], Any]] = []
-    for worker in ranked:
-        unique_bytes = worker.nbytes
-        if 0 < worker.n_replicas <= _MAX_KEYS_READ - n_read:
+    holders.sort(key=lambda worker: (_rank(worker), worker.nbytes))
+    for worker in holders:
+        unique = max(1, worker.nbytes)
+        if worker.n_replicas <= _MAX_KEYS_READ - n_read:
             n_read += worker.n_replicas
             held = worker.has_what
-            unique = [
-                max(task.nbytes, 1)
+            unique = sum(
+                max(1, task.nbytes)
                 for task in held
-                if task.n_replicas - taken.get(task.uid, 0) <= 1
-            ]
-            unique_bytes = sum(unique)
+                if task.n_replicas - n_taken.get(task.uid, 0) <= 1
+            )
             if not unique:
                 for task in held:
-                    taken[task.uid] = taken.get(task.uid, 0) + 1
-        has_unique = unique_bytes > 0 if worker.n_replicas else False
-        *first, nbytes, seq = _rank(worker)
-        costs.append(((*first, has_unique, unique_bytes, nbytes, seq), worker))
-    costs.sort(key=lambda pair: pair[0])
-    return [worker for _, worker in costs]
-
-
-def _rank(worker: Any) -> tuple[Any, ...]:
-    return (
-        worker.status != "closing_gracefully",
-        worker.n_processing > 0,
-        bool(worker.actors),
-        worker.nbytes,
-        # The youngest first, among equals.
-        -worker.seq,
-    )
+                    n_taken[task.uid] = n_taken.get(task.uid, 0) + 1
+        costs[worker] = (unique, worker.nbytes)
+    return costs

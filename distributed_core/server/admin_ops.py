@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgpack
+
 from cython_ext.entities import Task, Worker
 from cython_ext.events import (
     ReplicasAsked,
@@ -20,7 +21,6 @@ from cython_ext.events import (
     RetirementAborted,
     RetirementBegun,
 )
-
 from distributed_core.comm.connection import Connection
 from distributed_core.comm.dispatch import Handler
 from distributed_core.comm.errors import CommError, RemoteError, RpcError
@@ -249,6 +249,8 @@ class AdminOps:
             peer.closing_expected = True
             if close_workers or remove:
                 self._server.close_worker(worker, "scheduler-remove-worker")
+                # Before the connection is closed.
+                self._pump.flush()
             if remove:
                 peer.end("retired", expected=True)
         self._server.topics.log("retire-workers", {"action": "retired", "workers": list(retired)})
@@ -356,6 +358,7 @@ class AdminOps:
             worker.info.peer.closing_expected = True
             if worker.info.nanny is None:
                 self._server.close_worker(worker, "scheduler-restart")
+                self._pump.flush()
                 worker.info.peer.end("restarted", expected=True)
                 results[worker.address] = "removed"
         killed = await asyncio.gather(*(self._kill(worker, deadline) for worker in nannied))

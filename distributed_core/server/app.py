@@ -19,6 +19,7 @@ import uuid
 from typing import Any, ClassVar
 
 import msgpack
+
 from cython_ext.cluster import EngineSettings
 from cython_ext.entities import Worker
 from cython_ext.events import (
@@ -29,7 +30,6 @@ from cython_ext.events import (
     WorkerLost,
     WorkerStatusChanged,
 )
-
 from distributed_core.comm.connection import Connection, Receiver
 from distributed_core.comm.dispatch import Dispatcher, DispatchHooks
 from distributed_core.comm.errors import CommError
@@ -138,7 +138,9 @@ class SchedulerServer:
             unknown_config_keys=len(config.unknown_dask_keys),
             plain_listener=config.scheduler.open_plain,
         )
-        self.loop_lag = LagMonitor(config.metrics.loop_lag_interval)
+        self.loop_lag = LagMonitor(
+            config.metrics.loop_lag_interval, config.metrics.loop_lag_warning
+        )
         self.gc_monitor = GcMonitor()
 
         self.pump = Pump(_engine_settings(config), config.comm.outbox_limit_bytes, self._broken)
@@ -246,7 +248,8 @@ class SchedulerServer:
 
     def problems(self) -> list[str]:
         """Why the process should be restarted, in words; empty if all is well."""
-        return [self._problem] if self._problem else []
+        found = [self._problem, self.materializer.problem]
+        return [text for text in found if text]
 
     def _broken(self, text: str) -> None:
         self._problem = text
@@ -576,7 +579,7 @@ def _tls_settings(config: Config) -> TlsSettings | None:
     if tls.ca_file is None or tls.scheduler_cert is None:
         return None
     return TlsSettings(
-        ca_file=tls.ca_file,
+        ca=tls.ca_file,
         cert=tls.scheduler_cert,
         key=tls.scheduler_key,
         ciphers=tls.ciphers,

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cython_ext.events import ResourcesSet
-
 from distributed_core.comm.connection import Connection
 from distributed_core.comm.dispatch import NO_REPLY, Handler
 from distributed_core.comm.errors import RpcError
@@ -129,7 +128,7 @@ class ClusterOps:
     def get_metadata(self, connection: Connection, fields: dict[str, Any]) -> Any:
         """The value at a path of keys, or the default; without one a ``KeyError``."""
         found: Any = self._metadata
-        for name in fields["keys"]:
+        for name in _path(fields["keys"]):
             if not isinstance(found, dict) or name not in found:
                 if fields["default"] is NO_DEFAULT:
                     raise RpcError(builtin_error("KeyError", list(fields["keys"])))
@@ -139,9 +138,9 @@ class ClusterOps:
 
     def set_metadata(self, connection: Connection, fields: dict[str, Any]) -> None:
         """Set the value at a path of keys."""
-        *path, last = fields["keys"] or [None]
         if not fields["keys"]:
             raise RpcError(builtin_error("ValueError", "set_metadata needs at least one key"))
+        *path, last = _path(fields["keys"])
         at = self._metadata
         for name in path:
             below = at.get(name)
@@ -172,3 +171,18 @@ class ClusterOps:
                 "the active memory manager is not part of this release",
             )
         )
+
+
+def _path(names: Any) -> list[Any]:
+    """A path into the metadata.
+
+    :raises RpcError: a name that cannot be one, such as a map.
+    """
+    for name in names:
+        try:
+            hash(name)
+        except TypeError:
+            raise RpcError(
+                builtin_error("TypeError", f"metadata cannot be kept under {name!r:.200}")
+            ) from None
+    return list(names)

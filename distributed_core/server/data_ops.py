@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -21,17 +22,17 @@ from cython_ext.events import (
     ReplicasDropped,
     RestrictionsSet,
 )
-
 from distributed_core.comm.connection import Connection
 from distributed_core.comm.dispatch import Handler
 from distributed_core.comm.errors import CommError, RemoteError, RpcError
 from distributed_core.protocol.exceptions import builtin_error
 from distributed_core.server.options import seconds
+from distributed_core.server.pump import Pump
 
 if TYPE_CHECKING:
     from distributed_core.server.app import SchedulerServer
 
-__all__ = ["DataOps"]
+__all__ = ["DataOps", "placed_data"]
 
 logger = logging.getLogger(__name__)
 
@@ -252,13 +253,7 @@ class DataOps:
 
     def update_data(self, connection: Connection, fields: dict[str, Any]) -> None:
         """A client put data on workers itself."""
-        self._pump.tell(
-            DataPlaced,
-            "update-data",
-            client_id=fields["client"],
-            who_has={key: list(workers) for key, workers in fields["who_has"].items()},
-            nbytes={key: int(size) for key, size in fields["nbytes"].items()},
-        )
+        self._pump.handle(placed_data(self._pump, fields, fields["client"]))
 
     def add_keys(self, connection: Connection, fields: dict[str, Any]) -> Any:
         """A worker holds copies; the old form of the stream message."""
@@ -429,6 +424,24 @@ class DataOps:
         )
         if unknown:
             raise RpcError(builtin_error("KeyError", unknown[0]))
+
+
+def placed_data(pump: Pump, fields: Mapping[str, Any], client_id: str | None) -> DataPlaced:
+    """The event of an ``update-data`` message.
+
+    :raises RpcError: a key without a size; nothing is taken then.
+    """
+    nbytes = {key: int(size) for key, size in fields["nbytes"].items()}
+    for key in fields["who_has"]:
+        if key not in nbytes:
+            raise RpcError(builtin_error("ValueError", f"update_data: no size of {key!r}"))
+    return DataPlaced(
+        time.time(),
+        pump.stimulus("update-data"),
+        client_id=client_id,
+        who_has={key: list(workers) for key, workers in fields["who_has"].items()},
+        nbytes=nbytes,
+    )
 
 
 def _plan_moves(workers: list[Worker], keys: set[Any] | None) -> list[tuple[Any, Worker, Worker]]:

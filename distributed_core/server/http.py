@@ -50,6 +50,7 @@ _SECURITY_HEADERS: Final = (
     ("Referrer-Policy", "no-referrer"),
     ("Cache-Control", "no-store"),
 )
+_VERSIONS: Final = (b"1.0", b"1.1")
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-real-ip")
 _DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
@@ -102,6 +103,7 @@ class HttpLimits:
     """What one peer, and all of them, may use. Times in seconds, sizes in bytes."""
 
     max_header_bytes: int = 32 * 1024
+    max_headers: int = 100
     max_body_bytes: int = 1024 * 1024
     max_connections: int = 512
     # From a connection's first byte of a request to the request's last.
@@ -112,6 +114,11 @@ class HttpLimits:
     write_timeout_seconds: float = 30.0
     # For which a refused peer may go on sending, so that it gets to read why.
     linger_seconds: float = 1.0
+
+    def allow(self, head: h11.Request) -> bool:
+        """Whether the head of a request is small enough; h11 bounds incomplete ones only."""
+        size = len(head.target) + sum(len(name) + len(value) for name, value in head.headers)
+        return len(head.headers) <= self.max_headers and size <= self.max_header_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,7 +431,11 @@ class _Connection(asyncio.Protocol):
             if isinstance(event, h11.Request):
                 self._head = event
                 self._body = bytearray()
-                if _content_length(event) > self._limits.max_body_bytes:
+                if event.http_version not in _VERSIONS:
+                    self._refuse(505, "the version of HTTP must be 1.0 or 1.1")
+                elif not self._limits.allow(event):
+                    self._refuse(431, "the request has too many headers, or too long ones")
+                elif _content_length(event) > self._limits.max_body_bytes:
                     self._refuse_body()
             elif isinstance(event, h11.Data):
                 self._body += event.data

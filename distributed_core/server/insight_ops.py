@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from cython_ext.entities import Worker
-
 from distributed_core.comm.connection import Connection
 from distributed_core.comm.dispatch import Handler
 from distributed_core.comm.errors import CommError, RemoteError, RpcError

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from cython_ext.entities import Client, Worker
 from cython_ext.events import (
-    DataPlaced,
     Event,
     KeyReportAsked,
     KeysCancelled,
@@ -27,11 +26,12 @@ from cython_ext.events import (
     TaskErred,
     WorkerStatusChanged,
 )
-
 from cython_ext.inbound import ClientStreamDecoder, MsgpackError, WorkerStreamDecoder
 from distributed_core.comm.connection import Connection, Receiver
+from distributed_core.comm.errors import RpcError
 from distributed_core.protocol.codec import DecodeError, decode
 from distributed_core.protocol.ops import ROWS, Channel, Reason, Rejection, check_message, is_key
+from distributed_core.server.data_ops import placed_data
 
 if TYPE_CHECKING:
     from distributed_core.server.app import SchedulerServer
@@ -399,13 +399,16 @@ class ClientPeer(Receiver):
         )
 
     def _update_data(self, message: dict[str, Any]) -> None:
-        self._server.pump.tell(
-            DataPlaced,
-            "update-data",
-            client_id=message["client"] or self.client_id,
-            who_has={key: list(workers) for key, workers in message["who_has"].items()},
-            nbytes={key: int(size) for key, size in message["nbytes"].items()},
-        )
+        try:
+            event = placed_data(self._server.pump, message, message["client"] or self.client_id)
+        except RpcError as exc:
+            self._server.reject(
+                self._connection,
+                "client",
+                Rejection("update-data", Reason.MISSING_FIELD, str(exc)),
+            )
+            return
+        self._server.pump.handle(event)
 
     def _log_event(self, message: dict[str, Any]) -> None:
         self._server.topics.log(message["topic"], message["msg"])

@@ -18,9 +18,8 @@ from typing import Any
 from cython_ext.cluster import EngineSettings
 from cython_ext.entities import Client, Task, Worker
 from cython_ext.events import Event, MessageRejected
-from cython_ext.transitions import SchedulerMachine
-
 from cython_ext.outbound import Outbox, WireSink
+from cython_ext.transitions import SchedulerMachine
 from distributed_core.server.failures import make_exception
 
 __all__ = ["Pump"]

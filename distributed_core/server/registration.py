@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cython_ext.events import ClientConnected, WorkerRegistered
-
 from distributed_core.comm.connection import Connection, Receiver
 from distributed_core.comm.dispatch import NO_REPLY, Handler
 from distributed_core.protocol.addresses import AddressError, canonical_literal, resolve_address
@@ -156,6 +155,8 @@ class Registration:
         for name, amount in fields["resources"].items():
             if not amount >= 0:
                 return f"resources: {name} must not be negative, got {amount}"
+        if not isinstance(fields["metrics"].get("memory"), (int, float)):
+            return "metrics: the number of bytes in 'memory' is missing"
         if fields["status"] not in ("init", "running", "paused"):
             return f"status: a worker cannot register as {fields['status']!r}"
         return None
@@ -171,6 +172,8 @@ class Registration:
             return self._refuse(connection, fields, error)
         old = pump.state.workers.get(address)
         if old is not None:
+            if old.name != fields["name"]:
+                return self._refuse(connection, fields, f"address taken, {address}")
             # Two processes cannot listen on one address: the old one is gone, whatever its
             # connection seems to be.
             old.info.peer.end("superseded by a new worker at its address", expected=False)

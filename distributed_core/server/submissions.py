@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from cython_ext.events import GraphBegun, GraphEnded, GraphFailed, GraphSliceReady
-
 from distributed_core.config.schema import MaterializerSettings
 from distributed_core.config.units import parse_duration
 from distributed_core.materializer.parts import GraphBegin, GraphEnd, GraphSlice, Opaque, Submission

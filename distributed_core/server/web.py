@@ -139,6 +139,7 @@ async def start_http(server: SchedulerServer) -> HttpServer:
             max_prefix_labels=server.config.metrics.max_prefix_labels,
             dashboard=settings.dashboard,
             api=settings.api_enabled,
+            allow_anonymous_api=settings.allow_anonymous_api,
         ),
     )
     http = HttpServer(routes, prefix=settings.prefix, stats=server.counters.http)

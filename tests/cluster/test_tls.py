@@ -177,7 +177,8 @@ def test_client_without_certificate_gets_an_error(
 
 @pytest.mark.ours_only
 def test_missing_certificate_is_an_error_at_the_start(tmp_path: Path) -> None:
-    options = ("--tls-ca-file", str(tmp_path / "absent.pem"))
+    absent = str(tmp_path / "absent.pem")
+    options = ("--tls-ca-file", absent, "--tls-cert", absent, "--tls-key", absent)
     with SchedulerProcess(*options, scheme="tls", wait=False) as scheduler:
         assert scheduler.wait(20) != 0
         wait_until(lambda: "absent.pem" in scheduler.output())

@@ -80,9 +80,7 @@ def _short(who: str) -> str:
 
 
 def _holders(who_has: Mapping[Any, Sequence[str]]) -> str:
-    return " ".join(
-        f"{key}@{','.join(map(_short, holders))}" for key, holders in who_has.items()
-    )
+    return " ".join(f"{key}@{','.join(map(_short, holders))}" for key, holders in who_has.items())
 
 
 class Graph:
@@ -380,9 +378,7 @@ class Rig:
 
     def reschedule(self, key: Any, worker: str | None = None) -> Any:
         """``worker`` asks to have the key run elsewhere; None: an operator does."""
-        return self.send(
-            ev.RescheduleAsked, worker=self.at(worker) if worker else None, key=key
-        )
+        return self.send(ev.RescheduleAsked, worker=self.at(worker) if worker else None, key=key)
 
     def lose(self, worker: str | Worker, expected: bool = False) -> None:
         """The worker is gone."""
@@ -401,9 +397,7 @@ class Rig:
         """The worker no longer has its copy."""
         self.send(ev.DataReleased, worker=self.at(worker), key=key)
 
-    def scatter(
-        self, key: Any, *workers: str, client: str | None = "c", nbytes: int = 8
-    ) -> None:
+    def scatter(self, key: Any, *workers: str, client: str | None = "c", nbytes: int = 8) -> None:
         """Data was put on workers."""
         self.send(
             ev.DataPlaced,

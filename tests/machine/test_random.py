@@ -192,9 +192,7 @@ class Storm:
         position = {key: i for i, key in enumerate(keys)}
         for key, needs in tasks.items():
             # What became a row of this graph after it was chosen must come first.
-            tasks[key] = [
-                need for need in needs if position.get(need, -1) < position[key]
-            ]
+            tasks[key] = [need for need in needs if position.get(need, -1) < position[key]]
         annotations = {}
         for key in keys:
             if rng.random() < 0.3:
@@ -390,9 +388,7 @@ class Storm:
             self.rig.want(*self.some_keys(), client=client)
 
     def cancel(self) -> None:
-        self.rig.cancel(
-            *self.some_keys(), client=self.a_client(), force=self.rng.random() < 0.5
-        )
+        self.rig.cancel(*self.some_keys(), client=self.a_client(), force=self.rng.random() < 0.5)
 
     def retry(self) -> None:
         erred = [task.key for task in self.rig.state.tasks.values() if task.state == "erred"]
@@ -441,9 +437,7 @@ class Storm:
         client = self.a_client() if worker is None else None
         if self.rng.random() < 0.03:
             self.rig.send(ev.Restarted)
-        self.rig.send(
-            ev.MessageRejected, worker=worker, client_id=client, keys=keys, reason="bad"
-        )
+        self.rig.send(ev.MessageRejected, worker=worker, client_id=client, keys=keys, reason="bad")
 
     def report(self) -> None:
         self.rig.send(ev.KeyReportAsked, client_id=self.a_client(), key=self.key())

@@ -20,7 +20,6 @@ from cython_ext.events import (
 )
 from cython_ext.sink import RecordingSink
 from cython_ext.transitions import SchedulerMachine
-
 from distributed_core.comm.settings import CommStats
 from distributed_core.materializer.pool import PoolStats
 from distributed_core.metrics.counters import ServerCounters

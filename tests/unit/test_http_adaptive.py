@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from cython_ext.events import DataPlaced
 
+from cython_ext.events import DataPlaced
 from distributed_core.server.adaptive import adaptive_target, workers_to_close
 from tests.unit.fake_source import GIB, FakeSource
 

@@ -304,10 +304,19 @@ def test_odd_label_values_survive() -> None:
     source = FakeSource(worker_saturation=float("inf"))
     source.add_client()
     source.add_worker(1)
-    odd = 'a"b\\c\nd é'
+    odd = 'a"b\\c\nd é \\n'
     source.submit([f"{odd}-1"], prefix=odd)
     scrape = Scrape(exporter(source).render())
     assert scrape.labels("dask_scheduler_tasks_suspicious", "task_prefix_name") == {odd}
+
+
+def test_texts_and_numbers_that_utf_8_and_repr_cannot_express() -> None:
+    source = FakeSource()
+    source.counters.stealing["\ud800"] = (1, float("inf"))
+    source.counters.stealing["b"] = (1, float("nan"))
+    scrape = Scrape(exporter(source).render())
+    assert scrape.value("dask_stealing_request_cost_total", cost_multiplier="?") == float("inf")
+    assert scrape.labels("dask_stealing_request_cost", "cost_multiplier") == {"?", "b"}
 
 
 def test_the_histogram_of_lag() -> None:
