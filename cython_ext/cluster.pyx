@@ -562,6 +562,7 @@ cdef class ClusterState:
         worker.resources = resources
         worker.code = code
         worker.seq = self.next_seq
+        worker.first_run_id = self.next_run_id
         self.next_seq += 1
         worker.max_active = 0 if isinf(slots) else max(1, <int>slots)
         if self.free_slots:

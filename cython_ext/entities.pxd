@@ -170,6 +170,7 @@ cdef class Worker:
     cdef readonly dict used_resources
     cdef readonly int slot              # dense index, reused
     cdef readonly int64_t seq           # order of registration, never reused
+    cdef readonly int64_t first_run_id  # runs since it registered have ids from here on
     cdef uint8_t code                   # WorkerCode
     cdef readonly int64_t n_processing
     cdef readonly int64_t n_long_running

@@ -644,8 +644,12 @@ cdef class SchedulerMachine:
         return 0
 
     cdef int on_task_failed(self, Task task) except -1:
+        cdef Worker worker = task.worker
         self.state.remove_processing(task)
         task.flags &= ~F_WITHDRAWN
+        if worker.code != W_CLOSED and worker.address not in task.error.erred_on:
+            # The failure is not this worker's own report: it may still be at it.
+            self.sink.free_key(worker, task.key, self.stimulus_id)
         self.report_all(task)
         return 0
 
@@ -896,7 +900,6 @@ cdef class SchedulerMachine:
     cdef int _task_finished(self, TaskFinished event) except -1:
         cdef Worker worker = event.worker
         cdef Task task = self.state.tasks.get(event.key)
-        cdef bint known_run
         if self.is_gone(worker, event.key):
             return 0
         if task is None:
@@ -906,23 +909,26 @@ cdef class SchedulerMachine:
             return self.accept_data(task, worker, event, True)
         if find_replica(task, worker) != NULL:
             return self.note("finished-again", event.key)
-        # B3.3: a result of an earlier run of the same definition is as good as any.
-        known_run = task.first_run_id <= event.run_id < self.state.next_run_id
+        if event.run_id >= worker.first_run_id:
+            # Whatever took that run back told this worker to free it, on this stream: its
+            # data is on the way out. Another order to free would hit a later run.
+            return self.note("finished-stale", event.key)
+        # B3.3: a run from before the worker came back, which nobody told it to free. Its
+        # result is as good as any if it was made by the same definition.
         if (
-            not known_run
-            or task.flags & F_ACTOR
-            or task.code == ERRED
-            or (task.code == RELEASED and not is_needed(task))
+            event.run_id >= task.first_run_id
+            and not task.flags & F_ACTOR
+            and task.code != ERRED
+            and (task.code != RELEASED or is_needed(task))
         ):
-            self.note("finished-stale", event.key)
-            if task.code == PROCESSING and task.worker is worker:
-                # It may be one answer to both runs: have this one started anew.
-                task.flags |= F_WITHDRAWN
-                return self.touch(task)
-            self.sink.free_key(worker, event.key, self.stimulus_id)
-            return 0
-        self.note("finished-as-data", event.key)
-        return self.accept_data(task, worker, event, False)
+            self.note("finished-as-data", event.key)
+            return self.accept_data(task, worker, event, False)
+        self.note("finished-stale", event.key)
+        if task.code == PROCESSING and task.worker is worker:
+            # To free it there would take the run in force with it: start that one anew.
+            task.flags |= F_WITHDRAWN
+            return self.touch(task)
+        return self.sink.free_key(worker, event.key, self.stimulus_id)
 
     cdef int accept_data(
         self, Task task, Worker worker, TaskFinished event, bint current
@@ -1407,6 +1413,7 @@ cdef class SchedulerMachine:
         cdef int32_t index
         cdef int64_t start = event.start
         cdef list parents
+        cdef list arrived = []
         cdef Task parent
         cdef Task task
         cdef list group
@@ -1465,9 +1472,7 @@ cdef class SchedulerMachine:
                 else:
                     parent = submission.tasks[index]
                     if index < start:
-                        submission.remaining[index] -= 1
-                        parent.n_future -= 1
-                        self.touch(parent)
+                        arrived.append(index)
                 parents.append(parent)
             at += counts[i]
             group = submission.groups[group_index[i]]
@@ -1492,6 +1497,14 @@ cdef class SchedulerMachine:
             if future[i]:
                 submission.remaining[start + i] = future[i]
                 task.n_future += future[i]
+        # Only when the new tasks have taken their places do they hold what they depend on:
+        # a pin that went before would let an input go that is needed in the next moment.
+        self.drain()
+        for number in arrived:
+            submission.remaining[<int64_t>number] -= 1
+            task = submission.tasks[number]
+            task.n_future -= 1
+            self.touch(task)
         return 0
 
     cdef int add_row(

@@ -157,4 +157,4 @@ def test_bad_setting_stops_the_start_and_names_it(tmp_path: Path) -> None:
     done = run_cli("--config", str(config), "--host", "127.0.0.1", "--port", "0")
     assert done.returncode != 0
     assert "no-such-section" in done.stderr
-    assert "bad.yaml" in done.stderr
+    assert "bad.yaml:3" in done.stderr

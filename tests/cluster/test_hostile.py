@@ -9,6 +9,7 @@ import asyncio
 import random
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgpack
@@ -353,7 +354,7 @@ def test_refused_registration_gets_no_tasks(bare: SchedulerProcess) -> None:
     async def scenario() -> None:
         odd = PuppetWorker(bare.address, nthreads=4)
         with pytest.raises(Refused):
-            await odd.register(metrics={})
+            await odd.register(memory_limit="4GB")
         await odd.close()
         good = PuppetWorker(bare.address)
         good.serve(value=2)
@@ -365,17 +366,44 @@ def test_refused_registration_gets_no_tasks(bare: SchedulerProcess) -> None:
 
 
 @pytest.mark.ours_only
-def test_duplicate_name_and_address_are_refused(bare: SchedulerProcess) -> None:
+def test_duplicates_are_refused(bare: SchedulerProcess) -> None:
     async def scenario(honest: PuppetWorker) -> None:
+        server_id = bare.workers()[honest.address]["id"]
         double = await PuppetWorker(bare.address, name=honest.name).listen()
-        with pytest.raises(Refused, match=honest.label):
+        with pytest.raises(Refused, match=f"name.*{honest.label}"):
             await double.register()
-        with pytest.raises(Refused, match=r"127\.0\.0\.1"):
+        with pytest.raises(Refused, match=f"address.*{honest.address}"):
             await double.register(name="another", address=honest.address)
         await double.close()
         assert set(bare.workers()) == {honest.address}
+        assert bare.workers()[honest.address]["id"] == server_id
 
     undisturbed(bare, scenario)
+
+
+@pytest.mark.ours_only
+def test_new_incarnation_at_the_same_address_supersedes_the_old(bare: SchedulerProcess) -> None:
+    # B3.6: two processes cannot listen on one address, so the old one is gone.
+    async def scenario() -> None:
+        async with PuppetWorker(bare.address, name="same") as old, stock_client(bare) as client:
+            future = client.submit(tasks.inc, 1, key="superseded-1")
+            order = await old.expect("compute-task", "superseded-1")
+            new = PuppetWorker(bare.address, name="same")
+            new.address, new.server = old.address, old.server
+            await new.start()
+            try:
+                again = await new.expect("compute-task", "superseded-1")
+                assert again["run_id"] != order["run_id"]
+                with suppress(ConnectionError):  # the old stream may be closed by now
+                    await old.finish(order, value=99)
+                await new.finish(again, value=2)
+                new.data = old.data = {"superseded-1": 2}
+                assert await result(future) == 2
+                assert len(bare.workers()) == 1
+            finally:
+                await new.close()
+
+    run(scenario)
 
 
 WORKER_STREAM: list[dict[str, Any]] = [

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from cython_ext.invariants import check
-from tests.machine.builders import Rig
+
+pytest.register_assert_rewrite("tests.machine.builders")
+
+from tests.machine.builders import Rig  # noqa: E402 - its asserts are rewritten first
 
 
 @pytest.fixture
