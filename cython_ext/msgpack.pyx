@@ -8,12 +8,13 @@ length field asks for before the bytes are there, and never reads past the end. 
 Packs byte for byte what the msgpack package packs with its default settings.
 """
 
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.exc cimport PyErr_Clear, PyErr_ExceptionMatches
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 from cpython.ref cimport Py_INCREF
 
-__all__ = ["MsgpackError", "pack_key_bytes", "skip", "unpack_key"]
+__all__ = ["MsgpackError", "pack_key_bytes", "skip", "split_map", "unpack_key"]
 
 
 class MsgpackError(ValueError):
@@ -206,3 +207,36 @@ def skip(bytes data not None, Py_ssize_t offset=0):
     r.end = <const uint8_t*>start + len(data)
     skip_value(&r)
     return r.p - <const uint8_t*>start
+
+
+def split_map(data not None):
+    """dict[str, tuple[int, int]]: where each value of an encoded map with text keys lies.
+
+    ``data``: bytes or a buffer that is one msgpack map. Values are skipped, not built.
+    Raises MsgpackError for anything else.
+    """
+    cdef Reader r
+    cdef Header h
+    cdef uint64_t i
+    cdef Py_buffer view
+    cdef const uint8_t* start
+    cdef Py_ssize_t begin
+    found = {}
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        start = <const uint8_t*>view.buf
+        r.p = start
+        r.end = start + view.len
+        read_header(&r, &h)
+        if h.kind != K_MAP:
+            fail_kind("a map", h.kind)
+        for i in range(h.n):
+            name = read_str(&r)
+            begin = r.p - start
+            skip_value(&r)
+            found[name] = (begin, r.p - start)
+        if r.p != r.end:
+            raise MsgpackError(f"{r.end - r.p} bytes follow the map")
+    finally:
+        PyBuffer_Release(&view)
+    return found

@@ -976,8 +976,12 @@ cdef class SchedulerMachine:
                 return self.touch(task)
             return self.fail(task, error)
         if task.code != MEMORY:
-            if task.code == PROCESSING and task.worker is worker:
-                # It may be one answer to both runs: have this one started anew.
+            if (
+                task.code == PROCESSING
+                and task.worker is worker
+                and event.run_id < worker.first_run_id
+            ):
+                # Nobody told it to free that run, so it may take the one in force for done.
                 task.flags |= F_WITHDRAWN
                 self.touch(task)
             return self.note("erred-stale", event.key)

@@ -85,7 +85,7 @@ class _Version(argparse.Action):
     """Like argparse's own, but looks the version up only when it is asked for: that is slow."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        from importlib import metadata  # noqa: PLC0415
+        from importlib import metadata
 
         try:
             version = metadata.version("distributed-core")
@@ -168,7 +168,7 @@ def run(request: Request) -> int:
     for warning in config.warnings:
         logger.warning("%s", warning)
 
-    from distributed_core.server import app  # noqa: PLC0415 - check-config has no use for it
+    from distributed_core.server import app
 
     return app.run(config)
 

@@ -94,7 +94,7 @@ def interface_address(name: str) -> str:
 
     Raises ValueError, with the names that there are, if it does not exist or has no address.
     """
-    import psutil  # noqa: PLC0415 - it costs start-up time, and few ask for an interface
+    import psutil
 
     interfaces = psutil.net_if_addrs()
     if name not in interfaces:

@@ -397,7 +397,7 @@ def _unknown(setting: str, spell: Callable[[str], str] = str) -> str:
 
 def _nearest(name: str, candidates: Iterable[str], spell: Callable[[str], str] = str) -> str:
     """Return a hint at the name that was probably meant, or nothing."""
-    import difflib  # noqa: PLC0415 - only an error needs it
+    import difflib
 
     names = list(candidates)
     wanted = name.replace("_", "-")

@@ -45,6 +45,8 @@ _MAX_START_FAILURES = 3  # In a row, before waiting submissions are told instead
 _MAX_BACKOFF_SECONDS = 30.0
 _CRASH_BACKOFF_SECONDS = 0.05
 _START_BACKOFF_SECONDS = 0.5
+# A request from this size on counts as large: some thousand keys, or data in the graph.
+_LARGE_BYTES = 256 * 1024
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
@@ -79,12 +81,13 @@ class PoolStats:
 class _Process:
     """One materializer process that said hello, or is about to."""
 
-    __slots__ = ("cause", "channel", "ended", "is_busy", "popen")
+    __slots__ = ("cause", "channel", "ended", "has_large", "is_busy", "popen")
 
     def __init__(self, popen: subprocess.Popen[bytes], channel: Channel) -> None:
         self.popen = popen
         self.channel = channel
         self.is_busy = False
+        self.has_large = False
         self.cause: tuple[str, str] | None = None  # Why we killed it.
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -135,6 +138,7 @@ class MaterializerPool:
         self._alive: set[_Process] = set()
         self._idle: deque[_Process] = deque()
         self._waiting: deque[asyncio.Future[_Process]] = deque()
+        self._waiting_large: deque[asyncio.Future[_Process]] = deque()
         self._background: set[asyncio.Task[None]] = set()
         self._start_failures = 0
         self._crashes = 0  # In a row, without one graph that came through.
@@ -168,7 +172,7 @@ class MaterializerPool:
         stats.cpu_seconds = self._ended_cpu_seconds + sum(
             _cpu_seconds(process.popen.pid) for process in self._alive
         )
-        stats.queue_length = len(self._waiting)
+        stats.queue_length = len(self._waiting) + len(self._waiting_large)
         stats.processes = len(self._alive)
         stats.busy = sum(process.is_busy for process in self._alive)
         return stats
@@ -180,12 +184,13 @@ class MaterializerPool:
         """
         self._stats.submissions += 1
         frames = encode_submission(submission)
+        is_large = sum(map(len, frames)) > _LARGE_BYTES
         process: _Process | None = None
         budget = self._timeout_seconds
         loop = asyncio.get_running_loop()
         failed: GraphFailed | None = None
         try:
-            process = await self._acquire()
+            process = await self._acquire(is_large)
             before = loop.time()
             await self._send(process, frames, budget)
             del frames
@@ -287,38 +292,55 @@ class MaterializerPool:
             "ended it",
         )
 
-    async def _acquire(self) -> _Process:
+    async def _acquire(self, is_large: bool = False) -> _Process:
+        """A process for one request.
+
+        Of several processes one is kept for small requests: nobody's ``submit`` waits until
+        somebody else's large graph is opened.
+        """
         if not self._is_open:
             raise _Lost("crashed", "the materializer is not running")
-        while self._idle:
-            process = self._idle.popleft()
-            if not process.channel.closed.done():
-                process.is_busy = True
-                return process
+        is_large = is_large and self._size > 1
+        if not is_large or self._may_take_large():
+            while self._idle:
+                process = self._idle.popleft()
+                if not process.channel.closed.done():
+                    process.is_busy = True
+                    process.has_large = is_large
+                    return process
         if self._cannot_start():
             raise _Lost("crashed", self._cannot_start_text())
         waiter: asyncio.Future[_Process] = asyncio.get_running_loop().create_future()
-        self._waiting.append(waiter)
+        waiting = self._waiting_large if is_large else self._waiting
+        waiting.append(waiter)
         try:
             process = await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 self._release(waiter.result())
-            elif waiter in self._waiting:
-                self._waiting.remove(waiter)
+            elif waiter in waiting:
+                waiting.remove(waiter)
             raise
         return process
 
+    def _may_take_large(self) -> bool:
+        return sum(process.has_large for process in self._alive) < self._size - 1
+
     def _release(self, process: _Process) -> None:
         process.is_busy = False
+        process.has_large = False
         if process.channel.closed.done():
             return
-        while self._waiting:
-            waiter = self._waiting.popleft()
-            if not waiter.done():
-                process.is_busy = True
-                waiter.set_result(process)
-                return
+        for waiting, is_large in ((self._waiting_large, True), (self._waiting, False)):
+            if is_large and not self._may_take_large():
+                continue
+            while waiting:
+                waiter = waiting.popleft()
+                if not waiter.done():
+                    process.is_busy = True
+                    process.has_large = is_large
+                    waiter.set_result(process)
+                    return
         self._idle.append(process)
 
     @property
@@ -333,10 +355,11 @@ class MaterializerPool:
         return f"the materializer process cannot be started: {self._last_exit}"
 
     def _fail_waiting(self, message: str) -> None:
-        while self._waiting:
-            waiter = self._waiting.popleft()
-            if not waiter.done():
-                waiter.set_exception(_Lost("crashed", message))
+        for waiting in (self._waiting, self._waiting_large):
+            while waiting:
+                waiter = waiting.popleft()
+                if not waiter.done():
+                    waiter.set_exception(_Lost("crashed", message))
 
     def _spawn_task(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

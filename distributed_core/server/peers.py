@@ -12,8 +12,10 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
+
+import msgpack
 
 from cython_ext.entities import Client, Worker
 from cython_ext.events import (
@@ -27,8 +29,10 @@ from cython_ext.events import (
     WorkerStatusChanged,
 )
 from cython_ext.inbound import ClientStreamDecoder, MsgpackError, WorkerStreamDecoder
+from cython_ext.msgpack import split_map
 from distributed_core.comm.connection import Connection, Receiver
 from distributed_core.comm.errors import RpcError
+from distributed_core.materializer.parts import Packed
 from distributed_core.protocol.codec import DecodeError, decode
 from distributed_core.protocol.ops import ROWS, Channel, Reason, Rejection, check_message, is_key
 from distributed_core.server.data_ops import placed_data
@@ -39,6 +43,9 @@ if TYPE_CHECKING:
 __all__ = ["ClientPeer", "WorkerPeer", "worker_decoder"]
 
 logger = logging.getLogger(__name__)
+
+# Keys that are released in one turn of the loop, about a millisecond.
+_SLICE_KEYS = 1000
 
 
 def _keys_named(message: Any) -> list[Any]:
@@ -61,6 +68,45 @@ def _open_element(
     except DecodeError as exc:
         return None, Rejection("", Reason.MALFORMED, str(exc))
     return message, check_message(channel, message)
+
+
+def _long_lists(element: bytes | memoryview) -> dict[str, Packed]:
+    """Of a large ``update-graph``: the fields with an item per key, cut out unopened.
+
+    A million keys would hold the loop for a second; only the materializer reads them.
+    """
+    if not isinstance(element, memoryview):
+        return {}
+    spans = split_map(element)
+    return {
+        name: Packed(element[slice(*spans[name])])
+        for name in _LONG_FIELDS
+        if name in spans and element[spans[name][0]] != _NIL
+    }
+
+
+def _without_long_lists(element: bytes | memoryview) -> bytes | memoryview:
+    """A large ``update-graph`` with empty lists in the place of the long ones."""
+    if not isinstance(element, memoryview):
+        return element
+    spans = split_map(element)
+    if "op" not in spans or element[slice(*spans["op"])] != _UPDATE_GRAPH:
+        return element
+    parts: list[bytes | memoryview] = [msgpack.Packer().pack_map_header(len(spans))]
+    for name, span in spans.items():
+        parts.append(msgpack.packb(name))
+        if name not in _LONG_FIELDS:
+            parts.append(element[slice(*span)])
+        else:
+            parts.append(_EMPTY_ARRAY if name == "keys" else _NIL_BYTES)
+    return b"".join(parts)
+
+
+_LONG_FIELDS = ("keys", "internal_priority")
+_NIL = 0xC0
+_NIL_BYTES = b"\xc0"
+_EMPTY_ARRAY = b"\x90"
+_UPDATE_GRAPH = msgpack.packb("update-graph")
 
 
 class WorkerPeer(Receiver):
@@ -266,15 +312,36 @@ class ClientPeer(Receiver):
     # From the decoder.
 
     def _event(self, event: Event) -> None:
-        if self._task is None:
-            self._server.pump.handle(event)
+        if self._task is not None:
+            self._queue.append(lambda: self._event(event))
+        elif isinstance(event, KeysReleased) and len(event.keys) > _SLICE_KEYS:
+            self._begin(self._release_in_slices(event))
         else:
-            self._queue.append(lambda: self._server.pump.handle(event))
+            self._server.pump.handle(event)
+
+    async def _release_in_slices(self, event: KeysReleased) -> None:
+        """A long list in turns of its own, so that others get theirs in between."""
+        keys = event.keys
+        for start in range(0, len(keys), _SLICE_KEYS):
+            self._server.pump.tell(
+                KeysReleased,
+                "client-releases-keys",
+                event.stimulus_id,
+                client_id=event.client_id,
+                keys=keys[start : start + _SLICE_KEYS],
+            )
+            await asyncio.sleep(0)
+
+    def _begin(self, job: Coroutine[Any, Any, None]) -> None:
+        """Run ``job``; what this client says meanwhile waits for its end."""
+        self._task = asyncio.ensure_future(job)
+        self._task.add_done_callback(self._job_done)
+        self._connection.hold()
 
     def _cold(
         self, element: bytes | memoryview, frames: Sequence[Any], client_id: str, now: float
     ) -> None:
-        message, found = _open_element(Channel.CLIENT_STREAM, element, frames)
+        message, found = _open_element(Channel.CLIENT_STREAM, _without_long_lists(element), frames)
         if isinstance(found, Rejection):
             self._rejected(
                 client_id,
@@ -288,6 +355,8 @@ class ClientPeer(Receiver):
             return
         self._server.counters.received("client", found.name)
         message = found.complete(message)
+        if found.name == "update-graph":
+            message.update(_long_lists(element))
         if found.name == "heartbeat-client":
             # A sign of life does not wait behind a graph.
             self._heartbeat(now)
@@ -323,17 +392,15 @@ class ClientPeer(Receiver):
     # Operations.
 
     def _update_graph(self, message: dict[str, Any]) -> None:
-        self._task = asyncio.ensure_future(self._server.submissions.run(self.client_id, message))
-        self._task.add_done_callback(self._graph_done)
-        self._connection.hold()
+        self._begin(self._server.submissions.run(self.client_id, message))
 
-    def _graph_done(self, task: asyncio.Task[None]) -> None:
+    def _job_done(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():
             return
         self._task = None
         failure = task.exception()
         if failure is not None:
-            self._server.programming_error("update-graph", failure)
+            self._server.programming_error("client stream", failure)
         while self._queue and self._task is None:
             self._queue.popleft()()
         if self._task is None and self._connection.is_held:

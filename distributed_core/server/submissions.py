@@ -15,10 +15,17 @@ from typing import Any
 from cython_ext.events import GraphBegun, GraphEnded, GraphFailed, GraphSliceReady
 from distributed_core.config.schema import MaterializerSettings
 from distributed_core.config.units import parse_duration
-from distributed_core.materializer.parts import GraphBegin, GraphEnd, GraphSlice, Opaque, Submission
+from distributed_core.materializer.parts import (
+    GraphBegin,
+    GraphEnd,
+    GraphSlice,
+    Opaque,
+    Packed,
+    Submission,
+)
 from distributed_core.materializer.parts import GraphFailed as FailedPart
 from distributed_core.materializer.pool import MaterializerPool
-from distributed_core.protocol.codec import Pickled, Serialized
+from distributed_core.protocol.codec import Pickled, Serialized, decode
 from distributed_core.protocol.exceptions import builtin_error
 from distributed_core.server.pump import Pump
 
@@ -45,7 +52,8 @@ class Submissions:
         self._next_id += 1
         number = self._next_id
         stimulus_id = message["stimulus_id"] or pump.stimulus("update-graph")
-        wanted = list(message["keys"])
+        keys = message["keys"]
+        wanted = keys if isinstance(keys, Packed) else list(keys)
         try:
             submission = self._submission(message, wanted)
             fifo_timeout = parse_duration(message["fifo_timeout"])
@@ -63,28 +71,27 @@ class Submissions:
                         await asyncio.sleep(0)
                 elif isinstance(part, GraphBegin):
                     n_tasks = part.n_tasks
-                    missing = pump.handle(
-                        GraphBegun(
-                            time.time(),
-                            stimulus_id,
-                            client_id=client_id,
-                            submission=number,
-                            n_tasks=n_tasks,
-                            externals=list(part.externals),
-                            wanted_externals=list(part.wanted_externals),
-                            submitting_task=message["submitting_task"],
-                            fifo_timeout=fifo_timeout,
-                            user_priority=_user_priority(message["user_priority"]),
-                            actors=_actors(message["actors"]),
-                            wanted=wanted,
-                        )
+                    begun = GraphBegun(
+                        time.time(),
+                        stimulus_id,
+                        client_id=client_id,
+                        submission=number,
+                        n_tasks=n_tasks,
+                        externals=list(part.externals),
+                        wanted_externals=list(part.wanted_externals),
+                        submitting_task=message["submitting_task"],
+                        fifo_timeout=fifo_timeout,
+                        user_priority=_user_priority(message["user_priority"]),
+                        actors=_actors(message["actors"]),
+                        wanted=_opened(wanted) if part.externals else [],
                     )
+                    missing = pump.handle(begun)
                     if missing:
                         logger.warning(
                             "graph of %s refused: it depends on keys that nobody knows: %s",
                             client_id,
                             missing[:10],
-                            extra={"stimulus_id": stimulus_id},
+                            extra={"stimulus_id": stimulus_id, "fault": "lost dependencies"},
                         )
                         return
                     for problem in part.span.get("problems", ()):
@@ -96,7 +103,7 @@ class Submissions:
         finally:
             await parts.aclose()  # type: ignore[attr-defined]
 
-    def _submission(self, message: Mapping[str, Any], wanted: list[Any]) -> Submission:
+    def _submission(self, message: Mapping[str, Any], wanted: list[Any] | Packed) -> Submission:
         expression = message["expr_ser"]
         return Submission(
             expr_header=expression.header,
@@ -111,14 +118,19 @@ class Submissions:
         )
 
     def _fail(
-        self, number: int, stimulus_id: str, client_id: str, wanted: list[Any], part: FailedPart
+        self,
+        number: int,
+        stimulus_id: str,
+        client_id: str,
+        wanted: list[Any] | Packed,
+        part: FailedPart,
     ) -> None:
         logger.warning(
             "graph of %s failed (%s): %s",
             client_id,
             part.kind,
             part.message,
-            extra={"stimulus_id": stimulus_id},
+            extra={"stimulus_id": stimulus_id, "fault": f"graph {part.kind}"},
         )
         self._pump.tell(
             GraphFailed,
@@ -126,12 +138,17 @@ class Submissions:
             stimulus_id,
             submission=number,
             client_id=client_id,
-            keys=wanted,
+            keys=_opened(wanted),
             exception=part.exception or builtin_error("RuntimeError", part.message).data,
             traceback=part.traceback or None,
             exception_text=part.message,
             traceback_text=part.traceback_text,
         )
+
+
+def _opened(wanted: list[Any] | Packed) -> list[Any]:
+    """The keys; a long list stays packed until somebody needs it."""
+    return list(decode([wanted.data])) if isinstance(wanted, Packed) else wanted
 
 
 def _closed(value: Any) -> Any:

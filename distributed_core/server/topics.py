@@ -13,6 +13,9 @@ from typing import Any
 
 __all__ = ["Topics"]
 
+# Names come from peers: without a bound, peers that come and go would fill the memory.
+_MAX_TOPICS = 1000
+
 Send = Callable[[str, dict[str, Any]], None]
 
 
@@ -48,7 +51,8 @@ class Topics:
     def _sweep(self, now: float) -> None:
         while self._events:
             topic, events = next(iter(self._events.items()))
-            if now - events[-1][0] < self._cleanup_delay:
+            is_young = now - events[-1][0] < self._cleanup_delay
+            if is_young and len(self._events) <= _MAX_TOPICS:
                 return
             del self._events[topic]
 

@@ -129,8 +129,16 @@ async def _is(client: Client, key: Any, state: str) -> bool:
     return await status_of(client, key) == state
 
 
-@pytest.mark.parametrize("op", ["task-finished", "task-erred", "long-running", "reschedule"])
-@pytest.mark.parametrize("moment", ["forgotten", "memory", "elsewhere"])
+@pytest.mark.parametrize(
+    ("op", "moment"),
+    [
+        (op, moment)
+        for op in ("task-finished", "task-erred", "long-running", "reschedule")
+        for moment in ("forgotten", "memory", "elsewhere")
+        # A late outcome from a former owner has tests of its own, below.
+        if moment != "elsewhere" or op in ("long-running", "reschedule")
+    ],
+)
 def test_stale_news_changes_nothing(bare: SchedulerProcess, op: str, moment: str) -> None:
     # B1.3, B2.10
     async def scenario() -> None:
@@ -176,8 +184,6 @@ def test_stale_news_changes_nothing(bare: SchedulerProcess, op: str, moment: str
             finally:
                 await b.close()
 
-    if moment == "elsewhere" and op in ("task-finished", "task-erred"):
-        pytest.skip("a late outcome from a former owner has tests of its own")
     run(scenario)
 
 

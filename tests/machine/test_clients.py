@@ -87,7 +87,7 @@ def test_fire_and_forget_lets_go_once_the_task_has_ended(make_rig: MakeRig) -> N
     rig.finish("x")
     rig.expect("fire-and-forget memory x", "a free-keys x")
     rig.err("y")
-    rig.expect("fire-and-forget erred y: boom")
+    rig.expect("fire-and-forget erred y: boom", "a free-keys y")
     rig.nothing_left()
 
 
@@ -210,7 +210,7 @@ def test_a_restart_drops_every_key_of_every_client(make_rig: MakeRig) -> None:
     rig.want("x", client="queue-q")
     rig.skip()
     rig.send(ev.Restarted)
-    rig.expect("c restart", "k restart", "a free-keys x", "a free-keys y")
+    rig.expect("c restart", "k restart", "a free-keys bad", "a free-keys x", "a free-keys y")
     rig.nothing_left()
     assert list(rig.state.clients) == ["c", "k"]
     # Late words of before the restart.

@@ -122,9 +122,9 @@ child = Child("it", [sys.executable, "-c", sys.argv[2]], dict(os.environ), direc
               directory, 0.5)
 if sys.argv[3] == "fork" and os.fork() == 0:
     # Holds the write end of the lifeline, and says who it is.
-    print("fork", os.getpid(), flush=True)
+    os.write(1, b"fork %d\\n" % os.getpid())
     time.sleep(60)
-print("keeper", child.pid, flush=True)
+os.write(1, b"keeper %d\\n" % child.pid)
 time.sleep(60)
 """
 
