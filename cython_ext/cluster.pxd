@@ -72,7 +72,9 @@ cdef class ClusterState:
 
     cdef Prefix prefix(self, str name, double now)
     cdef Group group(self, str name, Prefix prefix)
-    cdef Restrictions intern_restrictions(self, tuple workers, tuple hosts, dict resources, bint loose)
+    cdef Restrictions intern_restrictions(
+        self, tuple workers, tuple hosts, dict resources, bint loose
+    )
     cdef TypeInfo intern_type(self, str typename, bytes pickled)
     cdef Task new_task(self, object key, Group group, double now)
     cdef int define_task(
@@ -83,12 +85,12 @@ cdef class ClusterState:
     cdef int drop_task(self, Task task) except -1
     cdef int sweep_group(self, Group group) except -1
     cdef int count_state(self, Task task, int old, int new) except -1
-    cdef int64_t take_run_id(self)
+    cdef int64_t take_run_id(self) except -1
 
     cdef int add_replica(self, Task task, Worker worker) except -1
     cdef int remove_replica(self, Task task, Worker worker) except -1
     cdef int set_nbytes(self, Task task, int64_t nbytes) except -1
-    cdef int64_t nbytes_of(self, Task task)
+    cdef int64_t nbytes_of(self, Task task) except -1
 
     cdef int add_processing(self, Task task, Worker worker, int64_t transfer_bytes) except -1
     cdef int remove_processing(self, Task task) except -1

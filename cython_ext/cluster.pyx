@@ -348,7 +348,7 @@ cdef class ClusterState:
                 prefix.nbytes_total -= task.nbytes
         return 0
 
-    cdef int64_t take_run_id(self):
+    cdef int64_t take_run_id(self) except -1:
         cdef int64_t taken = self.next_run_id
         self.next_run_id += 1
         return taken
@@ -399,7 +399,7 @@ cdef class ClusterState:
             task.group.prefix.nbytes_total += nbytes - counted
         return 0
 
-    cdef int64_t nbytes_of(self, Task task):
+    cdef int64_t nbytes_of(self, Task task) except -1:
         return task.nbytes if task.nbytes >= 0 else self.settings.default_data_size
 
     # Processing and occupancy

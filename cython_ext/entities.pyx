@@ -276,5 +276,14 @@ cdef class Client:
             want = want.client_next
         return found
 
+    def first_wants(self, int limit):
+        """list: keys of at most ``limit`` tasks that it holds futures of, oldest first."""
+        cdef Want* want = self.wants_head
+        found = []
+        while want != NULL and len(found) < limit:
+            found.append((<Task>want.task).key)
+            want = want.client_next
+        return found
+
     def __repr__(self):
         return f"<Client {self.id!r} wants: {self.n_wants}>"

@@ -188,7 +188,8 @@ cdef class GraphSliceReady(Event):
     cdef public int64_t start
     cdef public list keys
     cdef public bytes dependency_counts  # int32[n]
-    cdef public bytes dependencies       # int32[sum]: >= 0 index in the graph, < 0: -(i + 1) external
+    # int32[sum]: >= 0 index in the graph, < 0: -(i + 1) of an external
+    cdef public bytes dependencies
     cdef public bytes order              # float64[n]
     cdef public bytes flags              # uint8[n]
     cdef public bytes future_dependents  # int32[n]

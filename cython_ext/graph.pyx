@@ -66,7 +66,7 @@ cdef Task dependency_at(Task task, Py_ssize_t i):
     return <Task>task.edges[i].parent
 
 
-cdef Replica* find_replica(Task task, Worker worker):
+cdef Replica* find_replica(Task task, Worker worker) except? NULL:
     """The replica of ``task`` on ``worker``, or NULL. Walks the shorter side."""
     cdef Replica* replica
     if task.n_replicas <= worker.n_replicas:
@@ -146,7 +146,7 @@ cdef list holder_addresses(Task task):
     return found
 
 
-cdef Want* find_want(Task task, Client client):
+cdef Want* find_want(Task task, Client client) except? NULL:
     """The want of ``task`` by ``client``, or NULL."""
     cdef Want* want = task.wants_head
     while want != NULL:

@@ -16,9 +16,9 @@ cdef class TaskHeap:
     cdef int push(self, Task task) except -1
     cdef int remove(self, Task task) except -1
     cdef Task top(self)
-    cdef bint contains(self, Task task)
-    cdef void _sift_up(self, Py_ssize_t i)
-    cdef void _sift_down(self, Py_ssize_t i)
+    cdef bint contains(self, Task task) except -1
+    cdef int _sift_up(self, Py_ssize_t i) except -1
+    cdef int _sift_down(self, Py_ssize_t i) except -1
 
 
 cdef class WorkerHeap:
@@ -31,12 +31,12 @@ cdef class WorkerHeap:
     cdef int remove(self, Worker worker) except -1
     cdef int rerank(self, Worker worker) except -1
     cdef Worker top(self)
-    cdef bint contains(self, Worker worker)
-    cdef bint _before(self, PyObject* a, PyObject* b)
-    cdef void _place(self, PyObject* item, Py_ssize_t i)
-    cdef void _sift_up(self, Py_ssize_t i)
-    cdef void _sift_down(self, Py_ssize_t i)
+    cdef bint contains(self, Worker worker) except -1
+    cdef bint _before(self, PyObject* a, PyObject* b) except -1
+    cdef int _place(self, PyObject* item, Py_ssize_t i) except -1
+    cdef int _sift_up(self, Py_ssize_t i) except -1
+    cdef int _sift_down(self, Py_ssize_t i) except -1
 
 
-cdef bint runs_before(Task a, Task b)
-cdef double load_seconds(Worker worker, double seconds_per_byte)
+cdef bint runs_before(Task a, Task b) except -1
+cdef double load_seconds(Worker worker, double seconds_per_byte) except? -1

@@ -8,7 +8,7 @@ cimport cython
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
 
 
-cdef bint runs_before(Task a, Task b):
+cdef bint runs_before(Task a, Task b) except -1:
     """Priority: larger user priority, then earlier generation, then graph order."""
     if a.user_priority != b.user_priority:
         return a.user_priority > b.user_priority
@@ -19,7 +19,7 @@ cdef bint runs_before(Task a, Task b):
     return a.uid < b.uid
 
 
-cdef double load_seconds(Worker worker, double seconds_per_byte):
+cdef double load_seconds(Worker worker, double seconds_per_byte) except? -1:
     """Expected seconds of work and transfer that wait on each thread of ``worker``."""
     return (worker.occupancy_ns * 1e-9 + worker.network_bytes * seconds_per_byte) / worker.nthreads
 
@@ -39,7 +39,7 @@ cdef class TaskHeap:
         """list[Task]: all of them, in heap order."""
         return [<Task>self.items[i] for i in range(self.n)]
 
-    cdef bint contains(self, Task task):
+    cdef bint contains(self, Task task) except -1:
         return (
             0 <= task.heap_pos < self.n and self.items[task.heap_pos] == <PyObject*>task
         )
@@ -77,7 +77,7 @@ cdef class TaskHeap:
         self._sift_down((<Task>moved).heap_pos)
         return 0
 
-    cdef void _sift_up(self, Py_ssize_t i):
+    cdef int _sift_up(self, Py_ssize_t i) except -1:
         cdef PyObject* item = self.items[i]
         cdef Py_ssize_t parent
         while i > 0:
@@ -89,8 +89,9 @@ cdef class TaskHeap:
             i = parent
         self.items[i] = item
         (<Task>item).heap_pos = <int>i
+        return 0
 
-    cdef void _sift_down(self, Py_ssize_t i):
+    cdef int _sift_down(self, Py_ssize_t i) except -1:
         cdef PyObject* item = self.items[i]
         cdef Py_ssize_t child
         while True:
@@ -108,6 +109,7 @@ cdef class TaskHeap:
             i = child
         self.items[i] = item
         (<Task>item).heap_pos = <int>i
+        return 0
 
 
 @cython.final
@@ -129,14 +131,14 @@ cdef class WorkerHeap:
         """list[Worker]: all of them, in heap order."""
         return [<Worker>self.items[i] for i in range(self.n)]
 
-    cdef bint contains(self, Worker worker):
+    cdef bint contains(self, Worker worker) except -1:
         cdef int i = worker.pos_open if self.order == BY_OPEN_SLOTS else worker.pos_load
         return i >= 0
 
     cdef Worker top(self):
         return <Worker>self.items[0]
 
-    cdef bint _before(self, PyObject* a, PyObject* b):
+    cdef bint _before(self, PyObject* a, PyObject* b) except -1:
         cdef Worker x = <Worker>a
         cdef Worker y = <Worker>b
         cdef double left, right
@@ -152,12 +154,13 @@ cdef class WorkerHeap:
             return x.nbytes < y.nbytes
         return x.seq < y.seq
 
-    cdef void _place(self, PyObject* item, Py_ssize_t i):
+    cdef int _place(self, PyObject* item, Py_ssize_t i) except -1:
         self.items[i] = item
         if self.order == BY_OPEN_SLOTS:
             (<Worker>item).pos_open = <int>i
         else:
             (<Worker>item).pos_load = <int>i
+        return 0
 
     cdef int push(self, Worker worker) except -1:
         cdef PyObject** grown
@@ -199,7 +202,7 @@ cdef class WorkerHeap:
         self._sift_down(i)
         return 0
 
-    cdef void _sift_up(self, Py_ssize_t i):
+    cdef int _sift_up(self, Py_ssize_t i) except -1:
         cdef PyObject* item = self.items[i]
         cdef Py_ssize_t parent
         while i > 0:
@@ -208,9 +211,9 @@ cdef class WorkerHeap:
                 break
             self._place(self.items[parent], i)
             i = parent
-        self._place(item, i)
+        return self._place(item, i)
 
-    cdef void _sift_down(self, Py_ssize_t i):
+    cdef int _sift_down(self, Py_ssize_t i) except -1:
         cdef PyObject* item = self.items[i]
         cdef Py_ssize_t child
         while True:
@@ -223,4 +226,4 @@ cdef class WorkerHeap:
                 break
             self._place(self.items[child], i)
             i = child
-        self._place(item, i)
+        return self._place(item, i)

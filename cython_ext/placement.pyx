@@ -20,7 +20,7 @@ cdef enum:
 cdef double FETCH_LATENCY_SECONDS = 0.01
 
 
-cdef bint is_rootish(ClusterState state, Task task):
+cdef bint is_rootish(ClusterState state, Task task) except -1:
     """Whether ``task`` makes data that its siblings make too, so that it may wait in line.
 
     distributed's rule: no restrictions; and the graph says that it produces data, or its
@@ -62,7 +62,7 @@ cdef int weigh_inputs(ClusterState state, Task task, Worker worker) except -1:
     return 0
 
 
-cdef int64_t missing_bytes(ClusterState state, Task task, Worker worker):
+cdef int64_t missing_bytes(ClusterState state, Task task, Worker worker) except -1:
     """Bytes that ``worker`` must fetch before it can run ``task``. O(dependencies).
 
     Valid for a worker that ``choose_worker`` or ``weigh_inputs`` has just looked at for
@@ -77,7 +77,7 @@ cdef int64_t missing_bytes(ClusterState state, Task task, Worker worker):
     return total
 
 
-cdef double _start_seconds(ClusterState state, Worker worker, int64_t total_bytes):
+cdef double _start_seconds(ClusterState state, Worker worker, int64_t total_bytes) except? -1:
     """Expected seconds until ``worker`` could begin a task with these inputs."""
     cdef int64_t missing = total_bytes
     if worker.scratch_epoch == state.placement_epoch:

@@ -1182,7 +1182,9 @@ cdef class SchedulerMachine:
         cdef Task task
         processing = worker.processing
         suspects = [
-            task for task in processing if task.key in worker.executing or task.flags & F_LONG_RUNNING
+            task
+            for task in processing
+            if task.key in worker.executing or task.flags & F_LONG_RUNNING
         ]
         if not suspects:
             ready = [task for task in processing if task.transfer_bytes == 0] or processing

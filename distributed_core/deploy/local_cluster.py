@@ -42,6 +42,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.02
+_WORKER_POLL_SECONDS = 0.1
 _SCHEDULER_GRACE = 5.0
 _WORKER_GRACE = 5.0
 _numbers = itertools.count()
@@ -374,17 +375,20 @@ class LocalCluster:
         async with rpc(self.scheduler_address) as scheduler:
             while True:
                 identity = await scheduler.identity(n_workers=-1)
+                workers = list(self._family.workers.items())
+                # The scheduler may not have noticed yet.
+                dead = {name for name, child in workers if not child.is_alive}
                 ready = {
                     str(worker["name"])
                     for worker in identity["workers"].values()
                     if worker["status"] == "running"
-                }
+                } - dead
                 if len(ready) >= n_workers:
                     return
-                for name, child in list(self._family.workers.items()):
+                for name, child in workers:
                     if name not in ready:
                         check(child, deadline)
-                await asyncio.sleep(_POLL_SECONDS)
+                await asyncio.sleep(_WORKER_POLL_SECONDS)
 
     def _wait_for_workers(self, n_workers: int, timeout: float | None) -> None:
         deadline = float("inf") if timeout is None else time.monotonic() + timeout

@@ -16,15 +16,17 @@ import resource
 import signal
 import time
 import uuid
+from functools import cached_property
 from typing import Any, ClassVar
 
 import msgpack
 
 from cython_ext.cluster import EngineSettings
-from cython_ext.entities import Worker
+from cython_ext.entities import Client, Worker
 from cython_ext.events import (
     ClientGone,
     Event,
+    KeysReleased,
     TaskFinished,
     TimePassed,
     WorkerLost,
@@ -63,6 +65,8 @@ logger = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.5
 _STATUS_FLUSH_SECONDS = 0.005
+# Keys let go in one turn of the loop when a client leaves, about a millisecond.
+_FORGET_KEYS = 1000
 EXIT_BROKEN = 70
 """Exit status when the books cannot be trusted any more."""
 
@@ -162,9 +166,9 @@ class SchedulerServer:
             config.scheduler.events_cleanup_delay,
             self._send_to_client,
         )
-        self.versions = VersionBook()
         self.task_stream = TaskStream()
         self.clients: dict[str, ClientPeer] = {}
+        self.leaving: dict[str, Client] = {}
         self.worker_decoder = worker_decoder(self, self.pump.handle)
         self.watchers: dict[Connection, list[Any]] = {}
         self.registration = Registration(self)
@@ -186,9 +190,15 @@ class SchedulerServer:
         self._worker_change: asyncio.Event = asyncio.Event()
         self._idle_since: float | None = self.started
         self._last_assigned = -1
+        self._collected_at = self.loop.time()
         self._watch_due = False
         self.total_memory = 0
         self._problem = ""
+
+    @cached_property
+    def versions(self) -> VersionBook:
+        """Versions of peers; made late, since our own take long to look up."""
+        return VersionBook()
 
     # Life.
 
@@ -209,10 +219,16 @@ class SchedulerServer:
         await self.materializer.start()
         await self._start_http()
         self._write_files()
-        self.loop_lag.start()
         self.gc_monitor.start()
-        self._tick()
+        self.loop.call_soon(self._finish_start)
         logger.info("scheduler at %s", self.address, extra={"address": self.address})
+
+    def _finish_start(self) -> None:
+        """What can wait until we listen, but should not wait for the first peer."""
+        assert self.versions
+        _set_up_collector(self.config)
+        self.loop_lag.start()
+        self._tick()
 
     async def _start_http(self) -> None:
         if self.config.http.listen:
@@ -358,15 +374,36 @@ class SchedulerServer:
 
     def client_gone(self, peer: ClientPeer, why: str) -> None:
         """A client's session ended."""
+        client = peer.client
         if self.clients.get(peer.client_id) is peer:
             del self.clients[peer.client_id]
         self.topics.forget(peer.client_id)
         self.counters.clients_removed += 1
-        self.pump.tell(ClientGone, "client-gone", client=peer.client)
-        logger.info("client %s %s", peer.client_id, why, extra={"client": peer.client_id})
-        self.topics.log(
-            ["all", peer.client_id], {"action": "remove-client", "client": peer.client_id}
+        logger.info("client %s %s", client.id, why, extra={"client": client.id})
+        self.topics.log(["all", client.id], {"action": "remove-client", "client": client.id})
+        self.leaving[client.id] = client
+        self._forget_some(client)
+
+    def _forget_some(self, client: Client) -> None:
+        """Let go what a client that left wanted, in turns of its own if that is much."""
+        if self.leaving.get(client.id) is not client:
+            return
+        if client.n_wants <= _FORGET_KEYS:
+            self.forget_client(client.id)
+            return
+        self.pump.tell(
+            KeysReleased,
+            "client-gone",
+            client_id=client.id,
+            keys=client.first_wants(_FORGET_KEYS),
         )
+        self.loop.call_soon(self._forget_some, client)
+
+    def forget_client(self, client_id: str) -> None:
+        """Let go at once what is left of a client that left, if any is."""
+        client = self.leaving.pop(client_id, None)
+        if client is not None:
+            self.pump.tell(ClientGone, "client-gone", client=client)
 
     def worker_lost(self, worker: Worker, expected: bool, reason: str) -> None:
         """A worker is gone; the second time this is said changes nothing."""
@@ -495,6 +532,8 @@ class SchedulerServer:
         self._expire_workers()
         idle_timeout = self.config.scheduler.idle_timeout
         idle_since = self.check_idle()
+        if idle_since is not None:
+            self._collect_garbage()
         if (
             idle_timeout is not None
             and idle_since is not None
@@ -502,6 +541,15 @@ class SchedulerServer:
         ):
             logger.info("idle for %.0f s: stopping", time.time() - idle_since)
             self.stop("scheduler-idle-timeout")
+
+    def _collect_garbage(self) -> None:
+        """Collect while nothing else is to do, so that it need not be done under load."""
+        interval = self.config.gc.idle_collect_interval
+        now = self.loop.time()
+        if interval is not None and now - self._collected_at >= interval:
+            self._collected_at = now
+            # What has lived longer is mostly here to stay.
+            gc.collect(1)
 
     def check_idle(self) -> float | None:
         """Since when nothing was to do (seconds since the epoch), or None."""
@@ -620,7 +668,7 @@ def _raise_file_limit() -> None:
 def _set_up_collector(config: Config) -> None:
     gc.set_threshold(*config.gc.thresholds)
     if config.gc.freeze_on_start:
-        gc.collect()
+        # What start-up made lives as long as the process: no collection need visit it.
         gc.freeze()
 
 
@@ -643,7 +691,6 @@ async def _serve(config: Config) -> int:
         logger.error("%s", exc)
         await server.close()
         return 1
-    _set_up_collector(config)
     reason = await server.finished
     logger.info("scheduler closes: %s", reason)
     try:

@@ -93,6 +93,7 @@ class Registration:
         old = server.clients.get(client_id)
         if old is not None:
             old.supersede()
+        server.forget_client(client_id)
         peer = ClientPeer(server, connection, client_id)
         client = server.pump.tell(
             ClientConnected,

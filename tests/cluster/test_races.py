@@ -204,9 +204,10 @@ async def _say(worker: PuppetWorker, op: str, order: dict[str, Any]) -> None:
         await worker.send(op, key=order["key"], stimulus_id="reschedule-2")
 
 
-@pytest.mark.ours_only
-def test_late_result_of_the_former_owner_is_data(bare: SchedulerProcess) -> None:
-    # B3.3: a second owner has the task when the first one's result arrives after all.
+def test_late_result_of_a_run_that_was_taken_back_is_not_counted_on(
+    bare: SchedulerProcess,
+) -> None:
+    # The worker was told to free that run, so its data is on the way out.
     async def scenario() -> None:
         async with PuppetWorker(bare.address) as a, stock_client(bare) as c:
             future = c.submit(int, 7, key="late-1")
@@ -215,14 +216,44 @@ def test_late_result_of_the_former_owner_is_data(bare: SchedulerProcess) -> None
                 await a.set_status("paused")
                 await a.send("reschedule", key="late-1", stimulus_id="reschedule-3")
                 moved = await b.expect("compute-task", "late-1")
+                await a.finish(order, value=99)
+                await a.expect("free-keys", "late-1")
+                await a.settle()
+                await b.settle()
+                assert not a.lost.is_set()
+                assert not b.received("free-keys", "late-1")
+                await b.finish(moved, value=7)
+                assert await result(future) == 7
+                assert (await c.who_has([future]))["late-1"] == (b.address,)
+
+    run(scenario)
+
+
+@pytest.mark.ours_only
+def test_late_result_of_a_worker_that_came_back_is_data(bare: SchedulerProcess) -> None:
+    # B3.3: nobody told it to free that run, and another worker has not ended the next one.
+    async def scenario() -> None:
+        async with PuppetWorker(bare.address) as a, stock_client(bare) as c:
+            future = c.submit(int, 7, key="late-3")
+            order = await a.expect("compute-task", "late-3")
+            async with PuppetWorker(bare.address) as b:
+                a.cut()
+                moved = await b.expect("compute-task", "late-3")
+                await a.start()
                 await a.finish(order, value=7)
                 assert await result(future) == 7
-                assert (await c.who_has([future]))["late-1"] == (a.address,)
+                assert (await c.who_has([future]))["late-3"] == (a.address,)
                 # The other run is withdrawn; if it ends all the same, nobody is hurt.
                 await b.finish(moved, value=7)
                 await b.settle()
                 assert not b.lost.is_set()
-                assert await result(c.submit(tasks.inc, future, key="late-1")) == 7
+                child = c.submit(tasks.inc, future, key="late-child")
+                a.serve(value=8)
+                b.serve(value=8)
+                for worker in (a, b):
+                    for message in worker.received("compute-task", "late-child"):
+                        await worker.finish(message, value=8)
+                assert await result(child) == 8
 
     run(scenario)
 

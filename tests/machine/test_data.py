@@ -284,9 +284,7 @@ def test_an_actor_without_its_worker_errs_with_its_dependents(
     make_rig: MakeRig, event: str
 ) -> None:
     rig = make_rig("a b")
-    rig.graph(
-        {"x": [], "y": ["x"]}, actors={"x"}, annotations={"y": {"workers": ["b"]}}
-    )
+    rig.graph({"x": [], "y": ["x"]}, actors={"x"}, annotations={"y": {"workers": ["b"]}})
     rig.finish("x")
     rig.skip()
     if event == "lost":

@@ -27,9 +27,7 @@ def edge(start: str, finish: str) -> Callable[[Script], Script]:
 
 
 @pytest.mark.parametrize(("start", "finish"), [(row[0], row[1]) for row in EDGES])
-def test_edge_is_taken_by_an_event(
-    start: str, finish: str, make_rig: Callable[..., Rig]
-) -> None:
+def test_edge_is_taken_by_an_event(start: str, finish: str, make_rig: Callable[..., Rig]) -> None:
     rig = SCRIPTS[start, finish](make_rig)
     assert (start, finish) in rig.edges()
 
@@ -198,7 +196,9 @@ def not_needed_in_line(make_rig: Callable[..., Rig]) -> Rig:
 def queued_with_input(make_rig: Callable[..., Rig]) -> Rig:
     """``inc-2`` is queued behind ``inc-0`` and ``inc-1``, and all need ``x``, which a holds."""
     rig = make_rig("a")
-    rig.graph({"x": [], **{f"inc-{i}": ["x"] for i in range(3)}}, wanted=["inc-0", "inc-1", "inc-2"])
+    rig.graph(
+        {"x": [], **{f"inc-{i}": ["x"] for i in range(3)}}, wanted=["inc-0", "inc-1", "inc-2"]
+    )
     rig.finish("x")
     rig.expect("a compute x", "a compute inc-0", "a compute inc-1")
     assert rig.states("inc-2") == "queued"

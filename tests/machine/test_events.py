@@ -34,7 +34,7 @@ ROWS: dict[type[ev.Event], tuple[Callable[[Rig], Any], list[str]]] = {
     ev.KeysAdded: (lambda rig: rig.added("b", "x"), ["b remove-replicas x"]),
     ev.DataReleased: (lambda rig: rig.dropped("b", "m"), ["c lost m", "b compute m"]),
     ev.LongRunning: (lambda rig: rig.secede("x"), []),
-    ev.RescheduleAsked: (lambda rig: rig.reschedule("x"), ["a free-keys x", "b compute x"]),
+    ev.RescheduleAsked: (lambda rig: rig.reschedule("x"), ["a free-keys x", "a compute x"]),
     ev.StealAnswered: (
         lambda rig: rig.send(ev.StealAnswered, worker=rig.at("a"), key="x", state="ready"),
         [],
@@ -111,7 +111,7 @@ ROWS: dict[type[ev.Event], tuple[Callable[[Rig], Any], list[str]]] = {
         lambda rig: rig.send(
             ev.MessageRejected, worker=rig.at("a"), client_id=None, keys=["x"], reason="bad"
         ),
-        ["a free-keys x", "b compute x"],
+        ["a free-keys x", "a compute x"],
     ),
     ev.Restarted: (
         lambda rig: rig.send(ev.Restarted),

@@ -287,9 +287,7 @@ def test_a_graph_may_want_keys_of_others(make_rig: MakeRig) -> None:
     rig.finish("x")
     rig.skip()
     rig.graph({"y": ["x"]}, wanted=["y", "x", "unknown"])
-    rig.expect(
-        "c memory x", "c cancelled unknown: lost dependencies", "a compute y"
-    )
+    rig.expect("c memory x", "c cancelled unknown: lost dependencies", "a compute y")
     rig.release("x", client="k")
     rig.finish("y")
     rig.expect("c memory y")
@@ -340,8 +338,14 @@ def test_a_graph_may_fail_before_it_began(make_rig: MakeRig) -> None:
     rig = make_rig("a")
     for client in ("c", "nobody"):
         rig.send(
-            ev.GraphFailed, submission=9, client_id=client, keys=["x"], exception="bad",
-            traceback=None, exception_text="bad", traceback_text="",
+            ev.GraphFailed,
+            submission=9,
+            client_id=client,
+            keys=["x"],
+            exception="bad",
+            traceback=None,
+            exception_text="bad",
+            traceback_text="",
         )
     rig.expect("c erred x: bad")
 
@@ -405,7 +409,7 @@ def test_equal_annotations_share_one_record_of_restrictions(make_rig: MakeRig) -
 def test_restrictions_that_come_and_go_within_a_submission(make_rig: MakeRig) -> None:
     rig = make_rig()
     graph = rig.begin(
-        {"x": [], "y": []}, slices=[1], annotations=dict.fromkeys("xy", {"workers": ["p"]})
+        {"x": [], "y": []}, slices=[1], annotations={key: {"workers": ["p"]} for key in "xy"}
     )
     graph.slice()
     rig.release("x")

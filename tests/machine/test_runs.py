@@ -270,9 +270,7 @@ def test_a_failure_of_a_task_that_runs_elsewhere_is_stale(make_rig: MakeRig) -> 
 
 
 @pytest.mark.parametrize("run", ["of before a reconnect", "none"])
-def test_a_failure_that_nobody_took_back_starts_the_task_anew(
-    make_rig: MakeRig, run: str
-) -> None:
+def test_a_failure_that_nobody_took_back_starts_the_task_anew(make_rig: MakeRig, run: str) -> None:
     rig = make_rig("a")
     rig.graph({"x": []})
     first = rig.task("x").run_id
@@ -323,9 +321,7 @@ def test_an_error_reaches_all_that_depend_on_it_and_a_retry_undoes_it(make_rig: 
     rig.err("x")
     rig.expect("c erred x: boom", "c erred y: boom", "c erred z: boom")
     assert rig.retry("z") == ["z", "y", "x"]
-    rig.expect(
-        "a free-keys x", "c retried x", "c retried y", "c retried z", "a compute x"
-    )
+    rig.expect("a free-keys x", "c retried x", "c retried y", "c retried z", "a compute x")
     rig.finish("w")
     rig.finish("x")
     rig.finish("y")
@@ -457,9 +453,7 @@ def test_seceding_in_a_run_that_is_over_is_stale(make_rig: MakeRig) -> None:
 
 @pytest.mark.behaviour("B0.1")
 @pytest.mark.parametrize("state", ["ready", "executing", "memory", None])
-def test_an_answer_to_no_open_steal_request_is_stale(
-    make_rig: MakeRig, state: str | None
-) -> None:
+def test_an_answer_to_no_open_steal_request_is_stale(make_rig: MakeRig, state: str | None) -> None:
     rig = make_rig("a")
     rig.graph({"x": []})
     rig.skip()
@@ -484,8 +478,14 @@ def test_no_message_of_a_worker_that_is_gone_changes_anything(make_rig: MakeRig)
     rig.skip()
     before = rig.machine.n_transitions
     rig.send(
-        ev.TaskErred, worker=old, key="x", run_id=run_id, exception="e", traceback=None,
-        exception_text="e", traceback_text="",
+        ev.TaskErred,
+        worker=old,
+        key="x",
+        run_id=run_id,
+        exception="e",
+        traceback=None,
+        exception_text="e",
+        traceback_text="",
     )
     rig.send(ev.KeysAdded, worker=old, keys=["y"])
     rig.send(ev.DataReleased, worker=old, key="y")
@@ -521,9 +521,21 @@ def test_a_result_of_a_worker_that_is_gone_is_not_taken_for_its_successors(
     rig.expect("a compute x", "a compute x")
     for worker in (old, None):
         rig.send(
-            ev.TaskFinished, worker=worker, key="x", run_id=run_id, nbytes=1, typename="int",
-            type=b"int", compute_start=0.0, compute_stop=0.0, compute_seconds=0.0,
-            transfer_seconds=0.0, metadata=None, thread=None, startstops=None, has_compute=False,
+            ev.TaskFinished,
+            worker=worker,
+            key="x",
+            run_id=run_id,
+            nbytes=1,
+            typename="int",
+            type=b"int",
+            compute_start=0.0,
+            compute_stop=0.0,
+            compute_seconds=0.0,
+            transfer_seconds=0.0,
+            metadata=None,
+            thread=None,
+            startstops=None,
+            has_compute=False,
         )
     rig.expect()
     assert rig.states("x") == "processing"
@@ -550,9 +562,7 @@ def test_a_rejected_message_of_a_worker_reschedules_what_it_names(make_rig: Make
     reject()
     rig.expect("a free-keys unknown", "a free-keys y", "a compute y")
     reject()
-    rig.expect(
-        "a free-keys unknown", "a free-keys y", "c erred y: rejected: key='y', reason='bad'"
-    )
+    rig.expect("a free-keys unknown", "a free-keys y", "c erred y: rejected: key='y', reason='bad'")
     assert rig.states("x") == "memory"
 
 
@@ -562,8 +572,6 @@ def test_a_rejected_message_of_a_client_errs_the_keys_that_it_names(make_rig: Ma
     rig.graph({"x": []})
     rig.skip()
     for client in ("c", "nobody"):
-        rig.send(
-            ev.MessageRejected, worker=None, client_id=client, keys=["q"], reason="bad"
-        )
+        rig.send(ev.MessageRejected, worker=None, client_id=client, keys=["q"], reason="bad")
     rig.expect("c erred q: rejected: key='q', reason='bad'")
     assert rig.states("x", "q") == "processing -"

@@ -234,7 +234,7 @@ def test_a_task_whose_inputs_were_not_there_is_not_blamed_before_others(
     rig = make_rig("a b")
     rig.graph({"x": []}, annotations={"x": {"workers": ["a"]}})
     rig.finish("x", nbytes=10**6)
-    rig.graph({"y": ["x"], "z": []}, annotations=dict.fromkeys("yz", {"workers": ["b"]}))
+    rig.graph({"y": ["x"], "z": []}, annotations={key: {"workers": ["b"]} for key in "yz"})
     rig.skip()
     rig.lose("b")
     rig.skip()
@@ -400,7 +400,7 @@ def test_a_task_leaves_its_inputs_for_a_worker_that_is_much_less_busy(make_rig: 
     rig = make_rig("a b")
     rig.graph({"x": []}, annotations={"x": {"workers": ["a"]}})
     rig.finish("x")
-    rig.graph({"t": [], "u": []}, annotations=dict.fromkeys("tu", {"workers": ["a"]}))
+    rig.graph({"t": [], "u": []}, annotations={key: {"workers": ["a"]} for key in "tu"})
     rig.graph({"y": ["x"]})
     rig.expect("a compute x", "c memory x", "a compute t", "a compute u", "b compute y")
     assert rig.at("b").network_bytes == 8
@@ -439,7 +439,7 @@ def test_inputs_larger_than_the_workers_memory_err_the_task(make_rig: MakeRig) -
 @pytest.mark.parametrize("place", ["tcp://b:1", "b", "host-b"])
 def test_a_task_runs_where_it_is_restricted_to(make_rig: MakeRig, place: str) -> None:
     rig = make_rig("a b")
-    rig.graph({f"load-{i}": [] for i in range(6)} , annotations={"load-3": {"workers": [place]}})
+    rig.graph({f"load-{i}": [] for i in range(6)}, annotations={"load-3": {"workers": [place]}})
     assert rig.on("load-3") == "b"
     rig.skip()
 
@@ -447,19 +447,16 @@ def test_a_task_runs_where_it_is_restricted_to(make_rig: MakeRig, place: str) ->
 def test_a_restriction_to_several_places_takes_the_best(make_rig: MakeRig) -> None:
     rig = make_rig("a b d")
     rig.graph(
-        {"x": [], "y": [], "z": []}, annotations=dict.fromkeys("xyz", {"workers": ["d", "host-b"]})
+        {"x": [], "y": [], "z": []},
+        annotations={key: {"workers": ["d", "host-b"]} for key in "xyz"},
     )
     rig.expect("b compute x", "d compute y", "b compute z")
 
 
 @pytest.mark.parametrize("present", [False, True])
-def test_a_loose_restriction_yields_when_nobody_meets_it(
-    make_rig: MakeRig, present: bool
-) -> None:
+def test_a_loose_restriction_yields_when_nobody_meets_it(make_rig: MakeRig, present: bool) -> None:
     rig = make_rig("a b" if present else "a")
-    rig.graph(
-        {"x": []}, annotations={"x": {"workers": ["b"], "allow_other_workers": True}}
-    )
+    rig.graph({"x": []}, annotations={"x": {"workers": ["b"], "allow_other_workers": True}})
     rig.expect("b compute x" if present else "a compute x")
 
 
@@ -474,7 +471,7 @@ def test_a_loose_restriction_without_any_worker_waits_for_one(make_rig: MakeRig)
 def test_resources_restrict_and_are_booked(make_rig: MakeRig) -> None:
     rig = make_rig("a")
     rig.worker("b", resources={"gpu": 2.0})
-    rig.graph({"x": [], "y": []}, annotations=dict.fromkeys("xy", {"resources": {"gpu": 1.0}}))
+    rig.graph({"x": [], "y": []}, annotations={key: {"resources": {"gpu": 1.0}} for key in "xy"})
     rig.expect("b compute x", "b compute y")
     assert rig.at("b").used_resources == {"gpu": 2.0}
     rig.secede("x")
@@ -602,9 +599,10 @@ def test_a_result_without_a_computation_measures_nothing(make_rig: MakeRig) -> N
 def test_idle_and_saturated_workers_are_counted(make_rig: MakeRig) -> None:
     rig = make_rig("a b d")
     assert rig.state.n_idle == 3
-    rig.graph({f"x{i}": [] for i in range(6)}, annotations=dict.fromkeys(
-        [f"x{i}" for i in range(6)], {"workers": ["a"]}
-    ))
+    rig.graph(
+        {f"x{i}": [] for i in range(6)},
+        annotations={key: {"workers": ["a"]} for key in [f"x{i}" for i in range(6)]},
+    )
     assert (rig.state.n_idle, rig.state.n_saturated) == (2, 1)
     rig.skip()
     while rig.at("a").processing:

@@ -12,16 +12,6 @@ from typing import Any
 
 import msgpack
 import pytest
-from cython_ext.events import (
-    DataReleased,
-    KeysAdded,
-    KeysReleased,
-    LongRunning,
-    RescheduleAsked,
-    StealAnswered,
-    TaskFinished,
-    WhoHasAsked,
-)
 from distributed.protocol import Serialize, dumps
 from distributed.worker_state_machine import (
     AddKeysMsg,
@@ -37,6 +27,16 @@ from distributed.worker_state_machine import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cython_ext.events import (
+    DataReleased,
+    KeysAdded,
+    KeysReleased,
+    LongRunning,
+    RescheduleAsked,
+    StealAnswered,
+    TaskFinished,
+    WhoHasAsked,
+)
 from cython_ext.inbound import ClientStreamDecoder, MsgpackError, WorkerStreamDecoder
 
 NOW = 1_700_000_000.25
