@@ -218,7 +218,7 @@ cdef class ClusterState:
                     annotations.user_priority, annotations.retries, known, annotations.wire
                 )
         task.run_spec = run_spec
-        task.retries = <short>min(annotations.retries, 32767)
+        task.retries = <short>annotations.retries
         task.first_run_id = self.next_run_id
         self.set_restrictions(task, annotations.restrictions)
         task.annotations = annotations

@@ -99,6 +99,10 @@ from cython_ext.states cimport (
 FIRE_AND_FORGET = "fire-and-forget"
 
 
+# More than any task is tried, and within the field that counts them.
+cdef int MAX_RETRIES = 32767
+
+
 class InvalidTransition(Exception):
     """The facts of a task ask for an edge that is not declared: a programming error."""
 
@@ -1339,7 +1343,7 @@ cdef class SchedulerMachine:
             if has_own_error(task) and task.run_spec is not None:
                 task.flags |= F_TRY_AGAIN
                 task.suspicious = 0
-                task.retries = <short>min(task.annotations.retries, 32767)
+                task.retries = <short>task.annotations.retries
                 self.touch(task)
         event.result = [task.key for task in seen]
         return 0
@@ -1587,7 +1591,7 @@ cdef class SchedulerMachine:
             submission.user_priority
             if fields.get("user_priority") is None
             else fields["user_priority"],
-            fields.get("retries") or 0,
+            max(0, min(fields.get("retries") or 0, MAX_RETRIES)),
             self.state.intern_restrictions(
                 tuple(sorted(set(workers), key=str)) if workers else (),
                 (),

@@ -70,42 +70,33 @@ def _open_element(
     return message, check_message(channel, message)
 
 
-def _long_lists(element: bytes | memoryview) -> dict[str, Packed]:
-    """Of a large ``update-graph``: the fields with an item per key, cut out unopened.
+def _cut_long_lists(
+    element: bytes | memoryview,
+) -> tuple[bytes | memoryview, dict[str, Packed]]:
+    """Cut the fields with an item per key out of a large ``update-graph``, unopened.
 
-    A million keys would hold the loop for a second; only the materializer reads them.
+    A million keys would hold the loop for a second; only the materializer reads them. Any
+    other message comes back as it is.
     """
     if not isinstance(element, memoryview):
-        return {}
-    spans = split_map(element)
-    return {
-        name: Packed(element[slice(*spans[name])])
-        for name in _LONG_FIELDS
-        if name in spans and element[spans[name][0]] != _NIL
-    }
-
-
-def _without_long_lists(element: bytes | memoryview) -> bytes | memoryview:
-    """A large ``update-graph`` with empty lists in the place of the long ones."""
-    if not isinstance(element, memoryview):
-        return element
+        return element, {}
     spans = split_map(element)
     if "op" not in spans or element[slice(*spans["op"])] != _UPDATE_GRAPH:
-        return element
+        return element, {}
     parts: list[bytes | memoryview] = [msgpack.Packer().pack_map_header(len(spans))]
+    cut: dict[str, Packed] = {}
     for name, span in spans.items():
-        parts.append(msgpack.packb(name))
-        if name not in _LONG_FIELDS:
-            parts.append(element[slice(*span)])
-        else:
-            parts.append(_EMPTY_ARRAY if name == "keys" else _NIL_BYTES)
-    return b"".join(parts)
+        value = element[slice(*span)]
+        if name in _LONG_FIELDS and value != _NIL:
+            cut[name] = Packed(value)
+            value = _EMPTY[name]
+        parts += (msgpack.packb(name), value)
+    return b"".join(parts), cut
 
 
 _LONG_FIELDS = ("keys", "internal_priority")
-_NIL = 0xC0
-_NIL_BYTES = b"\xc0"
-_EMPTY_ARRAY = b"\x90"
+_NIL = b"\xc0"
+_EMPTY = {"keys": memoryview(b"\x90"), "internal_priority": memoryview(_NIL)}
 _UPDATE_GRAPH = msgpack.packb("update-graph")
 
 
@@ -341,7 +332,8 @@ class ClientPeer(Receiver):
     def _cold(
         self, element: bytes | memoryview, frames: Sequence[Any], client_id: str, now: float
     ) -> None:
-        message, found = _open_element(Channel.CLIENT_STREAM, _without_long_lists(element), frames)
+        element, cut = _cut_long_lists(element)
+        message, found = _open_element(Channel.CLIENT_STREAM, element, frames)
         if isinstance(found, Rejection):
             self._rejected(
                 client_id,
@@ -355,8 +347,7 @@ class ClientPeer(Receiver):
             return
         self._server.counters.received("client", found.name)
         message = found.complete(message)
-        if found.name == "update-graph":
-            message.update(_long_lists(element))
+        message.update(cut)
         if found.name == "heartbeat-client":
             # A sign of life does not wait behind a graph.
             self._heartbeat(now)

@@ -198,7 +198,7 @@ class Storm:
             if rng.random() < 0.3:
                 annotations[key] = rng.choice(
                     [
-                        {"retries": 2},
+                        {"retries": rng.choice([-1, 2, 10**30])},
                         {"workers": rng.sample(WORKERS, 2)},
                         {"workers": ["d"], "allow_other_workers": True},
                         {"workers": ["host-e"]},
@@ -271,7 +271,11 @@ class Storm:
         if worker is None:
             return None
         if self.runs and self.rng.random() < 0.7:
-            return self.rng.choice(self.runs)
+            worker, key, run_id = self.rng.choice(self.runs)
+            if self.rng.random() < 0.5:
+                # It may have come back since.
+                worker = self.rig.state.workers.get(worker.address, worker)
+            return worker, key, run_id
         return worker, self.key(), self.rng.choice([-1, 0, 3, 10**6])
 
     def err(self) -> None:
