@@ -301,7 +301,8 @@ cdef class ClusterState:
         assert task.worker is None
         clear_dependencies(task)
         restrictions.n_tasks -= 1
-        self._forget_restrictions(restrictions)
+        if not restrictions.empty:
+            self._forget_restrictions(restrictions)
         # FORGOTTEN counts in no table of living tasks.
         task.group.counts[FORGOTTEN] -= 1
         task.group.prefix.counts[FORGOTTEN] -= 1

@@ -63,6 +63,8 @@ cdef class SchedulerMachine:
     cdef readonly Journal journal
     cdef readonly dict counters         # name -> int
     cdef readonly dict submissions      # id -> Submission
+    cdef dict doubts                    # key -> times its holders were asked for
+    cdef readonly dict suspects         # key -> None: ask its holders; the shell empties it
     cdef readonly int64_t n_events
     cdef readonly int64_t n_transitions
     cdef readonly int64_t n_assigned
@@ -91,6 +93,7 @@ cdef class SchedulerMachine:
     cdef int enter(self, Task task, int new) except -1
     cdef int note(self, str name, object key) except -1
     cdef int place(self, Task task) except -1
+    cdef bint inputs_exceed(self, Task task, Worker worker) except -1
     cdef int assign(self, Task task, Worker worker) except -1
     cdef int lose(self, Task task, str reason) except -1
     cdef int fail(self, Task task, TaskError error) except -1

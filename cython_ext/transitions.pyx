@@ -72,7 +72,7 @@ from cython_ext.events cimport (
     E_WORKER_REGISTERED,
     E_WORKER_STATUS_CHANGED,
 )
-from cython_ext.graph cimport dependency_at, find_replica, find_want, holder_addresses, unlink_want
+from cython_ext.graph cimport dependency_at, find_replica, find_want, holder_addresses
 from cython_ext.heaps cimport runs_before
 from cython_ext.placement cimport choose_worker, is_rootish, missing_bytes, weigh_inputs
 from cython_ext.states cimport (
@@ -97,6 +97,10 @@ from cython_ext.states cimport (
 
 # The pseudo-client that stock clients name when nobody will ever ask for the result.
 FIRE_AND_FORGET = "fire-and-forget"
+
+# Times that holders of a key are asked for before the holders themselves are asked.
+cdef int MAX_ASKED = 3
+cdef Py_ssize_t MAX_DOUBTS = 10_000
 
 
 # More than any task is tried, and within the field that counts them.
@@ -250,6 +254,8 @@ cdef class SchedulerMachine:
         self.journal = Journal(settings.journal_length)
         self.counters = {}
         self.submissions = {}
+        self.doubts = {}
+        self.suspects = {}
         self.stimulus_id = ""
         self.where = None
         self.no_workers_since = 0.0
@@ -349,6 +355,8 @@ cdef class SchedulerMachine:
                     self.enter(task, reached)
             elif state.queued.n > 0 and state.open_workers.n > 0:
                 task = state.queued.top()
+                if self.inputs_exceed(task, state.open_workers.top()):
+                    continue
                 state.queued.remove(task)
                 weigh_inputs(state, task, state.open_workers.top())
                 self.enter(task, self.assign(task, state.open_workers.top()))
@@ -526,8 +534,6 @@ cdef class SchedulerMachine:
         """Find a place for ``task``, whose inputs are all in memory. Returns its new state."""
         cdef ClusterState state = self.state
         cdef Worker worker
-        cdef int64_t total = 0
-        cdef int i
         if state.settings.worker_saturation < 1e300 and is_rootish(state, task):
             if state.open_workers.n > 0 and (
                 state.queued.n == 0 or runs_before(task, state.queued.top())
@@ -542,22 +548,29 @@ cdef class SchedulerMachine:
             if worker is None:
                 state.add_unrunnable(task)
                 return NO_WORKER
-        if worker.memory_limit > 0 and task.n_dependencies > 0:
-            for i in range(task.n_dependencies):
-                total += state.nbytes_of(dependency_at(task, i))
-            if total > worker.memory_limit:
-                self.fail_by_engine(
-                    task,
-                    "memory",
-                    {
-                        "key": task.key,
-                        "nbytes": total,
-                        "worker": worker.address,
-                        "memory_limit": worker.memory_limit,
-                    },
-                )
-                return task.code
-        return self.assign(task, worker)
+        return task.code if self.inputs_exceed(task, worker) else self.assign(task, worker)
+
+    cdef bint inputs_exceed(self, Task task, Worker worker) except -1:
+        """Whether ``worker`` could never hold the inputs of ``task``, which then fails."""
+        cdef int64_t total = 0
+        cdef int i
+        if worker.memory_limit == 0:
+            return False
+        for i in range(task.n_dependencies):
+            total += self.state.nbytes_of(dependency_at(task, i))
+        if total <= worker.memory_limit:
+            return False
+        self.fail_by_engine(
+            task,
+            "memory",
+            {
+                "key": task.key,
+                "nbytes": total,
+                "worker": worker.address,
+                "memory_limit": worker.memory_limit,
+            },
+        )
+        return True
 
     def fail_by_engine(self, Task task, str kind, dict fields):
         payload, text = self.make_exception(kind, fields)
@@ -773,6 +786,9 @@ cdef class SchedulerMachine:
     cdef int drop_want(self, Task task, Client client) except -1:
         if self.state.remove_want(task, client):
             self.touch(task)
+            if client.peer is None and client.n_wants == 0:
+                # A pseudo-client lives as long as it wants something.
+                self.state.drop_client(client)
         return 0
 
     cdef int fail(self, Task task, TaskError error) except -1:
@@ -785,7 +801,6 @@ cdef class SchedulerMachine:
         cdef list stack = [task]
         cdef Task lost
         cdef Edge* edge
-        cdef Want* want
         cdef Client client
         while stack:
             lost = stack.pop()
@@ -793,10 +808,9 @@ cdef class SchedulerMachine:
                 continue
             lost.flags |= F_LOST
             while lost.wants_head != NULL:
-                want = lost.wants_head
-                client = <Client>want.client
+                client = <Client>lost.wants_head.client
                 self.sink.cancelled_keys(client, [lost.key], reason, None)
-                unlink_want(want)
+                self.drop_want(lost, client)
             self.touch(lost)
             edge = lost.dependents_head
             while edge != NULL:
@@ -1075,6 +1089,22 @@ cdef class SchedulerMachine:
         # No request is open: nothing but a late answer can arrive.
         return self.note("steal-answer-stale", event.key)
 
+    def doubt(self, key):
+        """Somebody asks for holders of ``key`` again, though there are some.
+
+        They may be busy, or may no longer have it. After ``MAX_ASKED`` times the key is put
+        into ``suspects``; the shell then asks the holders and reports ReplicaMissing (B4.6).
+        """
+        asked = self.doubts.get(key, 0) + 1
+        if asked < MAX_ASKED:
+            if len(self.doubts) >= MAX_DOUBTS:
+                self.doubts.clear()
+            self.doubts[key] = asked
+            return
+        self.doubts.pop(key, None)
+        if len(self.suspects) < MAX_DOUBTS:
+            self.suspects[key] = None
+
     cdef int _who_has_asked(self, WhoHasAsked event) except -1:
         cdef Task task
         cdef dict who_has = {}
@@ -1090,6 +1120,8 @@ cdef class SchedulerMachine:
                     for address in holder_addresses(task)
                     if address != event.worker.address
                 ]
+                if who_has[key]:
+                    self.doubt(key)
         if who_has:
             self.sink.refresh_who_has(event.worker, who_has, self.stimulus_id)
         return 0
@@ -1275,9 +1307,6 @@ cdef class SchedulerMachine:
             task = self.state.tasks.get(key)
             if task is not None:
                 self.drop_want(task, client)
-        if client.peer is None and client.n_wants == 0:
-            # A pseudo-client lives as long as it wants something.
-            self.state.drop_client(client)
         return 0
 
     cdef int _keys_cancelled(self, KeysCancelled event) except -1:

@@ -304,10 +304,16 @@ def run(out: TextIO) -> None:
     ):
         out.write(f"  scheduler {cluster.scheduler_address}, {cluster.dashboard_link}\n\n")
         parts: list[tuple[str, Progress]] = []
-        for label, part in _PARTS:
-            with Progress(label, lambda: Reading.take(cluster.http_address), out) as progress:
-                part(client)
-            parts.append((label, progress))
+        try:
+            for label, part in _PARTS:
+                with Progress(label, lambda: Reading.take(cluster.http_address), out) as progress:
+                    part(client)
+                parts.append((label, progress))
+        except Exception:
+            for name, log in cluster.logs().items():
+                if log:
+                    sys.stderr.write(f"\nThe log of {name}:\n{log}")
+            raise
         report(parts, out)
 
 

@@ -12,7 +12,7 @@ import asyncio
 import reprlib
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from inspect import isawaitable
 from typing import Any, Final
 
@@ -76,6 +76,9 @@ class DispatchHooks:
     def on_error(self, connection: Connection, op: str, exc: Exception) -> None:
         """A handler raised what it did not mean to: a programming error."""
 
+    def on_job_error(self, name: str, exc: Exception) -> None:
+        """So did a job of the server's own."""
+
 
 class Dispatcher:
     """Carries out requests with a table of handlers.
@@ -107,6 +110,20 @@ class Dispatcher:
     def running_count(self) -> int:
         """Asynchronous requests under way."""
         return len(self._tasks)
+
+    def run(self, name: str, job: Coroutine[Any, Any, None]) -> None:
+        """Run a job of the server's own; an exception out of it is a programming error."""
+        self._keep(asyncio.ensure_future(self._guarded(name, job)))
+
+    async def _guarded(self, name: str, job: Coroutine[Any, Any, None]) -> None:
+        try:
+            await job
+        except Exception as exc:  # noqa: BLE001 - reported to the hooks
+            self._hooks.on_job_error(name, exc)
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
         """Cancel the requests under way and wait for their end."""
@@ -215,10 +232,9 @@ class _Session(Receiver):
             hooks.on_handled(op, time.perf_counter() - started, False)
         if isawaitable(result):
             self._connection.hold()
-            tasks = self._dispatcher._tasks
-            task = asyncio.ensure_future(self._finish(op, result, wants_reply, wants_close))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
+            self._dispatcher._keep(
+                asyncio.ensure_future(self._finish(op, result, wants_reply, wants_close))
+            )
         else:
             self._answer(op, result, wants_reply, wants_close)
 

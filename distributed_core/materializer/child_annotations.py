@@ -6,6 +6,7 @@ Called by `child_graph`; errors of a user's callable pass through unchanged.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Mapping
 from numbers import Real
@@ -120,7 +121,10 @@ def _encode_set(value: Any) -> Any:
 def _priority(value: Any) -> float:
     if not isinstance(value, Real):
         raise TypeError("a number is needed")
-    return float(value)
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError("a finite number is needed")
+    return number
 
 
 def _workers(value: Any) -> list[str | int | float]:
@@ -135,7 +139,11 @@ def _workers(value: Any) -> list[str | int | float]:
 def _resources(value: Any) -> dict[str, float]:
     if not isinstance(value, Mapping):
         raise TypeError("a map of amounts is needed")
-    return {str(name): _priority(amount) for name, amount in value.items()}
+    amounts = {str(name): _priority(amount) for name, amount in value.items()}
+    for name, amount in amounts.items():
+        if amount < 0:
+            raise ValueError(f"the amount of {name} is negative")
+    return amounts
 
 
 def _span(value: Any) -> dict[str, list[str]]:

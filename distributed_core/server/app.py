@@ -92,6 +92,9 @@ class _Hooks(DispatchHooks):
     def on_error(self, connection: Connection, op: str, exc: Exception) -> None:
         self._server.programming_error(op, exc)
 
+    def on_job_error(self, name: str, exc: Exception) -> None:
+        self._server.programming_error(name, exc)
+
 
 class _Watcher(Receiver):
     """A connection that is told of workers that come and go."""
@@ -172,11 +175,12 @@ class SchedulerServer:
         self.worker_decoder = worker_decoder(self, self.pump.handle)
         self.watchers: dict[Connection, list[Any]] = {}
         self.registration = Registration(self)
+        self.data = DataOps(self)
         self.admin = AdminOps(self)
         self.cluster = ClusterOps(self)
         handlers = {
             **self.registration.handlers(),
-            **DataOps(self).handlers(),
+            **self.data.handlers(),
             **self.cluster.handlers(),
             **self.admin.handlers(),
             **InsightOps(self).handlers(),
@@ -530,6 +534,9 @@ class SchedulerServer:
         self._timers[:] = [self.loop.call_later(_TICK_SECONDS, self._tick)]
         self.pump.tell(TimePassed, "tick")
         self._expire_workers()
+        suspects = self.pump.machine.suspects
+        while suspects:
+            self.dispatcher.run("ask_holders", self.data.ask_holders(suspects.popitem()[0]))
         idle_timeout = self.config.scheduler.idle_timeout
         idle_since = self.check_idle()
         if idle_since is not None:

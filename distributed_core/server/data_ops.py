@@ -50,6 +50,7 @@ class DataOps:
         self._pump = server.pump
         self._random = random.Random(0)
         self._next_recipient = 0
+        self._asking: set[Any] = set()
 
     def handlers(self) -> dict[str, Handler]:
         """Operation to handler."""
@@ -154,6 +155,19 @@ class DataOps:
                 await asyncio.sleep(delay * (0.5 + self._random.random()))
                 delay = min(delay * 2, _MAX_BUSY_SECONDS)
         return data, []
+
+    async def ask_holders(self, key: Any) -> None:
+        """Ask each holder of ``key`` for it; those that deny it hold it no longer (B4.6)."""
+        task = self._pump.task(key)
+        if task is None or key in self._asking:
+            return
+        self._asking.add(key)
+        try:
+            for worker in task.who_has:
+                if worker.status != "closed":
+                    await self._fetch_from(worker, [key])
+        finally:
+            self._asking.discard(key)
 
     def _choose_holder(self, key: Any, failed: Collection[str]) -> Worker | None:
         task = self._pump.task(key)
