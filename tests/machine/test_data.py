@@ -250,6 +250,31 @@ def test_who_has_is_answered_without_the_asker(make_rig: MakeRig) -> None:
 # Actors
 
 
+@pytest.mark.behaviour("B4.6")
+def test_a_holder_that_is_asked_for_thrice_becomes_suspect(make_rig: MakeRig) -> None:
+    rig = make_rig("a b")
+    rig.scatter("x", "a")
+    rig.expect("c memory x")
+    for _ in range(2):
+        rig.send(ev.WhoHasAsked, worker=rig.at("b"), keys=["x"])
+        assert not rig.machine.suspects
+    rig.send(ev.WhoHasAsked, worker=rig.at("b"), keys=["x"])
+    assert rig.machine.suspects == {"x": None}
+    assert [effect[0] for effect in rig.sink.take()] == ["refresh-who-has"] * 3
+    # The shell asked the holder, and it denied.
+    rig.send(ev.ReplicaMissing, worker=rig.at("a"), keys=["x"])
+    rig.expect("a remove-replicas x", "c cancelled x: lost data")
+
+
+def test_a_pseudo_client_ends_with_its_last_key(make_rig: MakeRig) -> None:
+    rig = make_rig("a")
+    rig.scatter("x", "a", client="queue-q")
+    assert "queue-q" in rig.machine.state.clients
+    rig.send(ev.ReplicaMissing, worker=rig.at("a"), keys=["x"])
+    rig.sink.take()
+    assert "queue-q" not in rig.machine.state.clients
+
+
 def test_actors_are_spread_and_freed(make_rig: MakeRig) -> None:
     rig = make_rig("a b")
     rig.graph({"x": [], "y": []}, actors=True)

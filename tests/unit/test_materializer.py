@@ -527,7 +527,16 @@ def test_set_and_span_annotations(pool: PoolThread) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("retries", "x"), ("resources", 3), ("priority", "high"), ("workers", [object]), ("span", {})],
+    [
+        ("retries", "x"),
+        ("resources", 3),
+        ("resources", {"GPU": -1}),
+        ("resources", {"GPU": float("inf")}),
+        ("priority", "high"),
+        ("priority", float("nan")),
+        ("workers", [object]),
+        ("span", {}),
+    ],
 )
 def test_bad_annotations(pool: PoolThread, name: str, value: Any) -> None:
     message = record(lambda c: c.submit(int, key="i"))
