@@ -150,7 +150,12 @@ class SchedulerServer:
         )
         self.gc_monitor = GcMonitor()
 
-        self.pump = Pump(_engine_settings(config), config.comm.outbox_limit_bytes, self._broken)
+        self.pump = Pump(
+            _engine_settings(config),
+            config.comm.outbox_limit_bytes,
+            config.comm.batch_interval,
+            self._broken,
+        )
         self.comm_settings = _comm_settings(config)
         self.comm_stats = CommStats()
         tls = _tls_settings(config)

@@ -26,14 +26,17 @@ __all__ = ["Pump"]
 
 logger = logging.getLogger(__name__)
 
-# Nothing but a full recount tells whether the books still hold.
 _MAX_LOGGED_RECORDS = 40
+
+# Events between two flushes from which on the scheduler counts as busy.
+_BUSY_EVENTS = 8
 
 
 class Pump:
     """Feeds one scheduler machine.
 
     :param outbox_limit_bytes: what a peer may leave unread before its connection is cut.
+    :param batch_interval: seconds between two rounds of writing under load; 0 for none.
     :param on_broken: called with a text when the books cannot be trusted any more.
     """
 
@@ -41,6 +44,7 @@ class Pump:
         self,
         settings: EngineSettings,
         outbox_limit_bytes: int,
+        batch_interval: float,
         on_broken: Callable[[str], None],
     ) -> None:
         self.sink = WireSink()
@@ -48,12 +52,15 @@ class Pump:
         self.state = self.machine.state
         self.transition_errors = 0
         self.slow_peers_cut = 0
-        self.last_flush = time.monotonic()
+        self.last_flush = 0.0
         self._validate_turns = settings.validate == "turn"
         self._strict = settings.validate != "off"
         self._outbox_limit_bytes = outbox_limit_bytes
+        self._batch_interval = batch_interval
         self._on_broken = on_broken
         self._is_due = False
+        self._flushed_events = 0
+        self._events_before = 0
         self._next_id = 0
         self._loop = asyncio.get_running_loop()
 
@@ -67,8 +74,7 @@ class Pump:
     def handle(self, event: Event) -> Any:
         """Apply an event; its effects are sent at the end of the turn."""
         if not self._is_due:
-            self._is_due = True
-            self._loop.call_soon(self.flush)
+            self._schedule_flush()
         try:
             return self.machine.handle(event)
         except Exception as exc:  # noqa: BLE001 - R1: counted, logged, repaired or fatal
@@ -139,14 +145,28 @@ class Pump:
             return
         outbox.append_message(message)
         if not self._is_due:
-            self._is_due = True
+            self._schedule_flush()
+
+    def _schedule_flush(self) -> None:
+        """Have ``flush`` called: at the end of this turn, or under load a bit later.
+
+        When the last flush followed many events, what comes within the interval after it is
+        sent together: peers are woken up less often. A lone message never waits.
+        """
+        self._is_due = True
+        wait = self.last_flush + self._batch_interval - self._loop.time()
+        if wait <= 0 or self._flushed_events < _BUSY_EVENTS:
             self._loop.call_soon(self.flush)
+        else:
+            self._loop.call_later(wait, self.flush)
 
     def flush(self) -> None:
-        """End of the turn: one write per peer."""
+        """One write per peer."""
         self._is_due = False
         if self._validate_turns:
             self.machine.check_turn()
+        self._flushed_events = self.machine.n_events - self._events_before
+        self._events_before = self.machine.n_events
         for outbox in self.sink.take_dirty():
             connection = outbox.attached
             if connection is None or connection.is_closed:
@@ -162,7 +182,7 @@ class Pump:
                     extra={"peer": connection.peer_address},
                 )
                 connection.abort(ConnectionError("the peer does not read what it is sent"))
-        self.last_flush = time.monotonic()
+        self.last_flush = self._loop.time()
 
     # What handlers ask of the books.
 
