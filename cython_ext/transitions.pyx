@@ -198,6 +198,21 @@ cdef inline bint is_active(int code) noexcept:
     return WAITING <= code <= PROCESSING
 
 
+cdef bint is_read_on(Task task, Worker worker) except -1:
+    """Whether a task that uses ``task`` is processing on ``worker``."""
+    cdef Edge* edge
+    cdef Task other
+    if task.n_waiters == 0:
+        return False
+    edge = task.dependents_head
+    while edge != NULL:
+        other = <Task>edge.child
+        if other.code == PROCESSING and other.worker is worker:
+            return True
+        edge = edge.next
+    return False
+
+
 cdef bint has_own_error(Task task) except -1:
     return task.error is not None and task.error.blame == task.key
 
@@ -1729,11 +1744,16 @@ cdef class SchedulerMachine:
             task = self.state.tasks.get(key)
             if task is not None and self.copy_gone(task, event.worker):
                 self.note("copy-missing", key)
-                self.sink.remove_replica(event.worker, key, self.stimulus_id)
+                if not is_read_on(task, event.worker):
+                    self.sink.remove_replica(event.worker, key, self.stimulus_id)
         return 0
 
     cdef int _replicas_dropped(self, ReplicasDropped event) except -1:
-        """Result: the keys dropped. The last copy of a needed key stays (B4.3)."""
+        """Result: the keys dropped.
+
+        The last copy of a needed key stays (B4.3), and so does one that a run on the worker
+        reads: the run would fail, and a worker that is told to drop it gives up altogether.
+        """
         cdef Task task
         event.result = []
         if self.is_gone(event.worker, None):
@@ -1741,6 +1761,8 @@ cdef class SchedulerMachine:
         for key in event.keys:
             task = self.state.tasks.get(key)
             if task is None or (task.n_replicas < 2 and is_needed(task)):
+                continue
+            if event.send and is_read_on(task, event.worker):
                 continue
             if self.state.remove_replica(task, event.worker):
                 if event.send:

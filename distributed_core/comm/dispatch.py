@@ -46,6 +46,9 @@ Handler = Callable[[Connection, dict[str, Any]], Any]
 connection: its reply then goes nowhere, and ``Connection.is_closed`` tells.
 """
 
+# For which the requests of one connection may hold the loop, counted from its last turn.
+_TURN_SECONDS = 0.005
+
 _REGISTRATIONS: Final = frozenset({"register-client", "register-worker"})
 
 _REASON_CLASS: Final = {
@@ -155,14 +158,55 @@ def _echo(connection: Connection, fields: dict[str, Any]) -> Any:
 
 
 class _Session(Receiver):
-    """The requests of one connection, one after the other."""
+    """The requests of one connection, one after the other.
 
-    __slots__ = ("_connection", "_dispatcher", "_hooks")
+    Further ones wait while one is carried out, while the peer does not read its replies, and,
+    when they have held the loop for long, until others had their turn.
+    """
+
+    __slots__ = (
+        "_connection",
+        "_dispatcher",
+        "_hooks",
+        "_is_running",
+        "_is_unread",
+        "_is_yielding",
+        "_seconds",
+    )
 
     def __init__(self, dispatcher: Dispatcher, connection: Connection) -> None:
         self._dispatcher = dispatcher
         self._hooks = dispatcher._hooks
         self._connection = connection
+        self._is_running = False
+        self._is_unread = False
+        self._is_yielding = False
+        self._seconds = 0.0
+
+    def pause_writing(self) -> None:
+        self._is_unread = True
+        self._connection.hold()
+
+    def resume_writing(self) -> None:
+        self._is_unread = False
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if not (self._is_running or self._is_unread or self._is_yielding):
+            self._connection.release()
+
+    def _spent(self, seconds: float) -> None:
+        """Let others have their turn, if this connection's requests held the loop for long."""
+        self._seconds += seconds
+        if self._seconds > _TURN_SECONDS and not self._is_yielding:
+            self._is_yielding = True
+            self._connection.hold()
+            asyncio.get_running_loop().call_soon(self._turn_over)
+
+    def _turn_over(self) -> None:
+        self._is_yielding = False
+        self._seconds = 0.0
+        self._go_on()
 
     def frames_received(self, frames: list[bytes]) -> None:
         connection = self._connection
@@ -231,12 +275,14 @@ class _Session(Receiver):
         finally:
             hooks.on_handled(op, time.perf_counter() - started, False)
         if isawaitable(result):
+            self._is_running = True
             self._connection.hold()
             self._dispatcher._keep(
                 asyncio.ensure_future(self._finish(op, result, wants_reply, wants_close))
             )
         else:
             self._answer(op, result, wants_reply, wants_close)
+            self._spent(time.perf_counter() - started)
 
     async def _finish(
         self, op: str, pending: Awaitable[Any], wants_reply: bool, wants_close: bool
@@ -253,7 +299,8 @@ class _Session(Receiver):
             self._answer(op, result, wants_reply, wants_close)
         finally:
             self._hooks.on_handled(op, time.perf_counter() - started, True)
-            self._connection.release()
+            self._is_running = False
+            self._go_on()
 
     def _answer(self, op: str, result: Any, wants_reply: bool, wants_close: bool) -> None:
         if result is NO_REPLY:

@@ -101,3 +101,8 @@ class Counter:
 
     def where(self) -> str:
         return where()
+
+
+def knows(key: Any, dask_worker: Any = None) -> bool:
+    """Run on a worker: whether it knows ``key``."""
+    return key in dask_worker.state.tasks

@@ -153,7 +153,7 @@ def test_check_config() -> None:
 @pytest.mark.ours_only
 def test_bad_setting_stops_the_start_and_names_it(tmp_path: Path) -> None:
     config = tmp_path / "bad.yaml"
-    config.write_text("no-such-section:\n  x: 1\n")
+    config.write_text("scheduler:\n  allowed-failures: 2\nno-such-section:\n  x: 1\n")
     done = run_cli("--config", str(config), "--host", "127.0.0.1", "--port", "0")
     assert done.returncode != 0
     assert "no-such-section" in done.stderr

@@ -310,6 +310,8 @@ def test_cancel_before_running(client: Client, tmp_path: Path) -> None:
         victim.result(timeout=20)
     # The client marks its own future at once; wait for the scheduler, too.
     wait_until(lambda: statuses(client, victim.key)[victim.key] is None)
+    # The order to drop it travels to the worker on a connection of its own.
+    wait_until(lambda: not any(client.run(tasks.knows, victim.key).values()))
     release.touch()
     assert client.gather(blockers) == [0, 1, 2, 3]
     assert client.submit(tasks.inc, 3, pure=False).result(timeout=20) == 4

@@ -233,6 +233,27 @@ def test_the_last_copy_of_a_needed_key_is_never_dropped(make_rig: MakeRig, send:
     assert rig.states("x") == "memory"
 
 
+@pytest.mark.behaviour("B4.3")
+def test_a_copy_that_a_run_reads_is_not_dropped(make_rig: MakeRig) -> None:
+    rig = make_rig("a b")
+    rig.graph({"x": []})
+    rig.finish("x")
+    rig.added("b", "x")
+    rig.graph({"y": ["x"]})
+    user = rig.on("y")
+    assert user is not None
+    other = "b" if user == "a" else "a"
+    rig.skip()
+    order = {"keys": ["x"], "send": True}
+    assert rig.send(ev.ReplicasDropped, worker=rig.at(user), **order) == []
+    rig.expect()
+    rig.finish("y")
+    rig.skip()
+    assert rig.send(ev.ReplicasDropped, worker=rig.at(user), **order) == ["x"]
+    rig.expect(f"{user} remove-replicas x")
+    assert rig.send(ev.ReplicasDropped, worker=rig.at(other), **order) == []
+
+
 def test_who_has_is_answered_without_the_asker(make_rig: MakeRig) -> None:
     rig = make_rig("a b d")
     rig.scatter("x", "a", "b")
