@@ -7,9 +7,11 @@ Switches (environment):
 ``DC_ANNOTATE=1``  Yellow HTML beside each generated C file.
 ``DC_SANITIZE=1``  Address and undefined-behavior sanitizers.
 ``DC_ONLY=a,b``    Build these modules alone (developers).
+``DC_JOBS=n``      Translate so many modules at a time; by default one a processor on Linux.
 """
 
 import os
+import sys
 from pathlib import Path
 
 from Cython.Build import cythonize
@@ -19,6 +21,8 @@ from setuptools import Extension, setup
 DEBUG = os.environ.get("DC_DEBUG") == "1"
 TRACE = os.environ.get("DC_TRACE") == "1"
 SANITIZE = os.environ.get("DC_SANITIZE") == "1"
+# Elsewhere child processes are spawned, which would run this file again.
+JOBS = int(os.environ.get("DC_JOBS") or (os.cpu_count() or 1 if sys.platform == "linux" else 0))
 ONLY = set(filter(None, os.environ.get("DC_ONLY", "").split(",")))
 
 DIRECTIVES = {
@@ -69,6 +73,6 @@ setup(
         extensions(),
         compiler_directives=DIRECTIVES,
         annotate=os.environ.get("DC_ANNOTATE") == "1",
-        nthreads=0,
+        nthreads=JOBS,
     )
 )

@@ -59,7 +59,7 @@ from distributed_core.server.submissions import Submissions
 from distributed_core.server.topics import Topics
 from distributed_core.server.web import start_http
 
-__all__ = ["SchedulerServer", "run"]
+__all__ = ["SchedulerServer", "StartError", "run"]
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +69,10 @@ _STATUS_FLUSH_SECONDS = 0.005
 _FORGET_KEYS = 1000
 EXIT_BROKEN = 70
 """Exit status when the books cannot be trusted any more."""
+
+
+class StartError(Exception):
+    """The scheduler cannot start; the text says why."""
 
 
 class _Hooks(DispatchHooks):
@@ -201,6 +205,7 @@ class SchedulerServer:
         self._last_assigned = -1
         self._collected_at = self.loop.time()
         self._watch_due = False
+        self._files: dict[str, str] = {}
         self.total_memory = 0
         self._problem = ""
 
@@ -215,6 +220,7 @@ class SchedulerServer:
         """Listen and begin to serve.
 
         :raises CommError: an address cannot be listened on.
+        :raises StartError: a file cannot be written.
         """
         for endpoint in self.config.scheduler.listen:
             listener = Listener(
@@ -263,7 +269,7 @@ class SchedulerServer:
             await listener.close()
         if self.http is not None:
             await self.http.close()
-        self._remove_files()
+        self.remove_files()
 
     def stop(self, reason: str, status: int = 0) -> None:
         """Ask for the end; ``run`` then closes."""
@@ -296,16 +302,31 @@ class SchedulerServer:
     def _write_files(self) -> None:
         settings = self.config.scheduler
         if settings.pid_file:
-            _write_atomically(settings.pid_file, f"{os.getpid()}\n")
+            self._write_file(settings.pid_file, f"{os.getpid()}\n")
         if settings.scheduler_file:
             text = json.dumps(self.identity(-1), indent=2, default=str)
-            _write_atomically(settings.scheduler_file, text)
+            self._write_file(settings.scheduler_file, text)
 
-    def _remove_files(self) -> None:
-        for path in (self.config.scheduler.pid_file, self.config.scheduler.scheduler_file):
-            if path:
-                with contextlib.suppress(FileNotFoundError):
+    def _write_file(self, path: str, text: str) -> None:
+        try:
+            _write_atomically(path, text)
+        except OSError as exc:
+            raise StartError(f"cannot write {path}: {exc.strerror or exc}") from exc
+        self._files[path] = text
+
+    def remove_files(self) -> None:
+        """Remove the files that we wrote, unless another scheduler has written them since."""
+        while self._files:
+            path, text = self._files.popitem()
+            try:
+                with open(path, encoding="utf-8") as file:
+                    is_ours = file.read() == text
+                if is_ours:
                     os.remove(path)
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError) as exc:
+                logger.warning("%s is left behind: %s", path, exc)
 
     @property
     def services(self) -> dict[str, int]:
@@ -699,7 +720,7 @@ async def _serve(config: Config) -> int:
         loop.add_signal_handler(number, on_signal, number)
     try:
         await server.start()
-    except CommError as exc:
+    except (CommError, StartError) as exc:
         logger.error("%s", exc)
         await server.close()
         return 1
@@ -710,6 +731,7 @@ async def _serve(config: Config) -> int:
             await server.close()
     except TimeoutError:
         logger.error("closing took longer than %s s", config.scheduler.shutdown_timeout)
+        server.remove_files()
         return server.exit_status or 1
     return server.exit_status
 
