@@ -7,6 +7,7 @@ each worker by itself. Called by the dispatcher and by HTTP.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 import time
 from collections.abc import Iterable, Mapping
@@ -37,8 +38,10 @@ __all__ = ["AdminOps"]
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05
+# Pause between two looks at a worker's keys, in times of what one look takes.
+_POLL_SHARE = 20
 # A retiring worker whose data nobody fetches for so long is asked for again, elsewhere.
-_REASK_SECONDS = 2.0
+_REASK_SECONDS = 5.0
 _RETIRE_STALL_SECONDS = 30.0
 _RETIRE_BATCH = 2000
 
@@ -258,48 +261,64 @@ class AdminOps:
 
     async def _drain(self, worker: Worker) -> str | None:
         """Wait until ``worker`` holds nothing that only it has; or why that cannot be."""
-        asked_at = 0.0
-        moved_at = time.monotonic()
+        asked: dict[Any, Worker] = {}
+        moved_at = asked_at = time.monotonic()
         left = -1
         while True:
             if worker.status == "closed":
                 return None
             if worker.status != "closing_gracefully":
                 return f"its status became {worker.status}"
-            unique = [task for task in worker.has_what if task.n_replicas == 1]
-            if any(task.actor for task in unique):
+            now = time.monotonic()
+            unique = {task.key: task for task in worker.has_what if task.n_replicas == 1}
+            if any(task.actor for task in unique.values()):
                 return "it holds an actor, which cannot be moved"
             if not unique:
                 return None
-            now = time.monotonic()
             if len(unique) != left:
                 left = len(unique)
-                moved_at = now
+                moved_at = asked_at = now
             elif now - moved_at > _RETIRE_STALL_SECONDS:
-                return f"{left} keys could not be copied elsewhere, e.g. {unique[0].key!r}"
+                return f"{left} keys could not be copied elsewhere, e.g. {next(iter(unique))!r}"
             if now - asked_at > _REASK_SECONDS:
                 asked_at = now
-                if not self._ask_for_copies(unique[:_RETIRE_BATCH]):
+                asked.clear()
+            # What is under way is not asked for twice: each time would make one copy more.
+            asked = {
+                key: recipient
+                for key, recipient in asked.items()
+                if key in unique and recipient.status == "running"
+            }
+            more = [task for key, task in unique.items() if key not in asked]
+            more = more[: _RETIRE_BATCH - len(asked)]
+            if more:
+                recipients = self._ask_for_copies(more)
+                if not recipients:
                     return f"no running worker could take its {left} unique keys"
-            await asyncio.sleep(_POLL_SECONDS)
-            if left > len([task for task in worker.has_what if task.n_replicas == 1]):
-                asked_at = 0.0
+                asked.update(recipients)
+            # A worker with many keys is looked at less often.
+            spent = time.monotonic() - now
+            del unique, more
+            await asyncio.sleep(max(_POLL_SECONDS, _POLL_SHARE * spent))
 
-    def _ask_for_copies(self, tasks: list[Task]) -> bool:
-        recipients = [
-            worker for worker in self._pump.workers_named(None) if worker.status == "running"
+    def _ask_for_copies(self, tasks: list[Task]) -> dict[Any, Worker]:
+        """Have running workers fetch ``tasks``; who fetches which key, empty if nobody can."""
+        stored = [
+            (worker.nbytes, number, worker)
+            for number, worker in enumerate(self._pump.workers_named(None))
+            if worker.status == "running"
         ]
-        if not recipients:
-            return False
-        stored = {worker: worker.nbytes for worker in recipients}
+        if not stored:
+            return {}
+        heapq.heapify(stored)
         orders: dict[Worker, list[Any]] = {}
         for task in tasks:
-            recipient = min(recipients, key=lambda worker: stored[worker])
-            stored[recipient] += max(1, task.nbytes)
+            nbytes, number, recipient = stored[0]
+            heapq.heapreplace(stored, (nbytes + max(1, task.nbytes), number, recipient))
             orders.setdefault(recipient, []).append(task.key)
         for recipient, keys in orders.items():
             self._pump.tell(ReplicasAsked, "retire-workers", worker=recipient, keys=keys)
-        return True
+        return {key: recipient for recipient, keys in orders.items() for key in keys}
 
     # Restarting.
 

@@ -123,6 +123,34 @@ def test_port_in_use_is_an_error() -> None:
 
 
 @pytest.mark.ours_only
+def test_files_of_another_scheduler_are_left_alone(tmp_path: Path) -> None:
+    scheduler_file, pid_file = tmp_path / "scheduler.json", tmp_path / "scheduler.pid"
+    options = ("--scheduler-file", str(scheduler_file), "--pid-file", str(pid_file))
+    with SchedulerProcess(*options) as first:
+        wait_until(scheduler_file.exists)
+        before = scheduler_file.read_text()
+        with SchedulerProcess(*options, port=first.port, wait=False) as failing:
+            assert failing.wait() != 0
+        assert scheduler_file.read_text() == before
+        assert int(pid_file.read_text()) == first.pid
+        with SchedulerProcess(*options) as second:
+            wait_until(lambda: scheduler_file.read_text() != before)
+            first.stop()
+            assert second.address in scheduler_file.read_text()
+            assert int(pid_file.read_text()) == second.pid
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.ours_only
+def test_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "scheduler.json"
+    with SchedulerProcess("--scheduler-file", str(path), wait=False) as process:
+        assert process.wait() == 1
+        assert str(path) in process.output()
+        assert "Traceback" not in process.output()
+
+
+@pytest.mark.ours_only
 def test_listens_on_loopback_only_unless_told() -> None:
     options = ("--port", "0", "--dashboard-address", "127.0.0.1:0")
     with ChildProcess("scheduler", [*scheduler_command(), *options]) as scheduler:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import time
 from typing import Any
 
 import distributed.comm
@@ -12,15 +13,18 @@ from distributed.comm.core import CommClosedError as StockClosedError
 from distributed.core import rpc
 from distributed.protocol import Serialize, to_serialize
 
+from cython_ext.frames import build
 from distributed_core.comm import (
     NO_REPLY,
     CommClosedError,
+    CommSettings,
     Connection,
     Dispatcher,
     RpcError,
 )
 from distributed_core.protocol.codec import Serialized, encode
 from distributed_core.protocol.exceptions import builtin_error
+from distributed_core.protocol.handshake import local_handshake
 from distributed_core.protocol.ops import Reason
 from tests.wire.support import Recorder, RecordingHooks, open_raw, raw, run, serving, until
 
@@ -193,6 +197,66 @@ def test_requests_of_one_connection_run_one_after_the_other() -> None:
             gate[0].set()
             assert [await comm.read() for _ in range(21)] == [*range(20), "end"]
             await comm.close()
+
+    run(main())
+
+
+def test_peer_that_does_not_read_is_served_no_further() -> None:
+    seen: list[int] = []
+
+    def log_event(connection: Connection, fields: dict[str, Any]) -> Any:
+        seen.append(fields["msg"])
+        return b"x" * 1_000_000
+
+    async def main() -> None:
+        settings = CommSettings(write_high_bytes=2_000_000)
+        async with serving({"log_event": log_event}, settings=settings) as listener:
+            reader, writer = await open_raw(listener.port)
+            reader._transport.pause_reading()  # type: ignore[attr-defined]
+            writer.write(b"".join(build(local_handshake(False))))
+            for index in range(200):
+                request = {"op": "log_event", "topic": "t", "msg": index}
+                writer.write(b"".join(build(encode(request))))
+            await until(lambda: len(listener.connections) == 1)
+            [connection] = listener.connections
+            await until(lambda: connection.is_held)
+            comm = await distributed.comm.connect(str(listener.addresses[0]))
+            await comm.write({"op": "echo", "data": 1})
+            assert await comm.read() == 1
+            assert connection.is_held
+            assert connection.buffered_bytes < 4_000_000
+            assert len(seen) < 100
+            reader._transport.resume_reading()  # type: ignore[attr-defined]
+            size = 0
+            while size < 200_000_000:
+                size += len(await reader.read(2**20))
+            assert seen == list(range(200))
+            writer.close()
+            await comm.close()
+
+    run(main())
+
+
+def test_requests_that_hold_the_loop_let_others_have_their_turn() -> None:
+    seen: list[int] = []
+
+    def log_event(connection: Connection, fields: dict[str, Any]) -> Any:
+        seen.append(fields["msg"])
+        time.sleep(0.01)
+        return fields["msg"]
+
+    async def main() -> None:
+        async with serving({"log_event": log_event}) as listener:
+            busy = await distributed.comm.connect(str(listener.addresses[0]))
+            other = await distributed.comm.connect(str(listener.addresses[0]))
+            for index in range(100):
+                await busy.write({"op": "log_event", "topic": "t", "msg": index})
+            await other.write({"op": "echo", "data": 1})
+            assert await other.read() == 1
+            assert len(seen) < 100
+            assert [await busy.read() for _ in range(100)] == list(range(100))
+            await busy.close()
+            await other.close()
 
     run(main())
 
