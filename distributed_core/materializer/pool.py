@@ -45,6 +45,7 @@ _MAX_START_FAILURES = 3  # In a row, before waiting submissions are told instead
 _MAX_BACKOFF_SECONDS = 30.0
 _CRASH_BACKOFF_SECONDS = 0.05
 _START_BACKOFF_SECONDS = 0.5
+_DRAIN_SECONDS = 5.0  # For the rest of a graph that nobody waits for; then it is killed.
 # A request from this size on counts as large: some thousand keys, or data in the graph.
 _LARGE_BYTES = 256 * 1024
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -180,7 +181,8 @@ class MaterializerPool:
     async def submit(self, submission: Submission) -> AsyncIterator[Part]:
         """Parts of the answer, in order; exactly one GraphEnd or GraphFailed, which is the last.
 
-        A consumer that stops early costs the process the rest of the graph, nothing else.
+        A consumer that stops early costs the process the rest of the graph, for some seconds at
+        most; a process that is not done by then is replaced.
         """
         self._stats.submissions += 1
         frames = encode_submission(submission)
@@ -217,7 +219,7 @@ class MaterializerPool:
             failed = GraphFailed(lost.kind, lost.message)
         finally:
             if process is not None and failed is None:
-                self._spawn_task(self._drain(process, budget))
+                self._spawn_task(self._drain(process, min(budget, _DRAIN_SECONDS)))
         if failed is not None:
             self._count(failed)
             yield failed

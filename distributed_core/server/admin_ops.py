@@ -224,40 +224,52 @@ class AdminOps:
         before = {worker: worker.status for worker in chosen}
         for worker in chosen:
             self._pump.tell(RetirementBegun, "retire-workers", worker=worker)
-        results = await asyncio.gather(*(self._drain(worker) for worker in chosen))
-        retired: dict[str, Any] = {}
-        for worker, problem in zip(chosen, results, strict=True):
-            if problem is not None:
-                logger.warning(
-                    "worker %s cannot be retired: %s",
-                    worker.address,
-                    problem,
-                    extra={"worker": worker.address},
-                )
-                if worker.status == "closing_gracefully":
-                    status = before[worker] if before[worker] == "paused" else "running"
-                    self._pump.tell(
-                        RetirementAborted, "retire-workers-aborted", worker=worker, status=status
-                    )
-                self._server.topics.log(
-                    "retire-workers",
-                    {"action": "retire-aborted", "worker": worker.address, "reason": problem},
-                )
-                continue
-            identity = self._server.worker_identity(worker)
-            retired[worker.address] = identity
-            if worker.status == "closed":
-                continue
-            peer = worker.info.peer
-            peer.closing_expected = True
-            if close_workers or remove:
-                self._server.close_worker(worker, "scheduler-remove-worker")
-                # Before the connection is closed.
-                self._pump.flush()
-            if remove:
-                peer.end("retired", expected=True)
+        results = await asyncio.gather(
+            *(self._retire_one(worker, before[worker], close_workers, remove) for worker in chosen)
+        )
+        retired = {
+            worker.address: identity
+            for worker, identity in zip(chosen, results, strict=True)
+            if identity is not None
+        }
         self._server.topics.log("retire-workers", {"action": "retired", "workers": list(retired)})
         return retired
+
+    async def _retire_one(
+        self, worker: Worker, before: str, close_worker: bool, remove: bool
+    ) -> dict[str, Any] | None:
+        """Drain a worker and let it go; its identity, or None if it stays."""
+        problem = await self._drain(worker)
+        # From here on without a pause: until it is gone, copies elsewhere could be lost.
+        if problem is not None:
+            logger.warning(
+                "worker %s cannot be retired: %s",
+                worker.address,
+                problem,
+                extra={"worker": worker.address},
+            )
+            if worker.status == "closing_gracefully":
+                status = "paused" if before == "paused" else "running"
+                self._pump.tell(
+                    RetirementAborted, "retire-workers-aborted", worker=worker, status=status
+                )
+            self._server.topics.log(
+                "retire-workers",
+                {"action": "retire-aborted", "worker": worker.address, "reason": problem},
+            )
+            return None
+        identity = self._server.worker_identity(worker)
+        if worker.status == "closed":
+            return identity
+        peer = worker.info.peer
+        peer.closing_expected = True
+        if close_worker or remove:
+            self._server.close_worker(worker, "scheduler-remove-worker")
+            # Before the connection is closed.
+            self._pump.flush()
+        if remove:
+            peer.end("retired", expected=True)
+        return identity
 
     async def _drain(self, worker: Worker) -> str | None:
         """Wait until ``worker`` holds nothing that only it has; or why that cannot be."""
@@ -270,7 +282,7 @@ class AdminOps:
             if worker.status != "closing_gracefully":
                 return f"its status became {worker.status}"
             now = time.monotonic()
-            unique = {task.key: task for task in worker.has_what if task.n_replicas == 1}
+            unique = {task.key: task for task in worker.has_what if _is_leaving(task)}
             if any(task.actor for task in unique.values()):
                 return "it holds an actor, which cannot be moved"
             if not unique:
@@ -289,7 +301,12 @@ class AdminOps:
                 for key, recipient in asked.items()
                 if key in unique and recipient.status == "running"
             }
-            more = [task for key, task in unique.items() if key not in asked]
+            more = [
+                task
+                for key, task in unique.items()
+                # Of several holders that leave, the first sees to the copy.
+                if key not in asked and task.who_has[0] is worker
+            ]
             more = more[: _RETIRE_BATCH - len(asked)]
             if more:
                 recipients = self._ask_for_copies(more)
@@ -426,6 +443,13 @@ class AdminOps:
     async def terminate(self, connection: Connection, fields: dict[str, Any]) -> None:
         """Stop the scheduler and its workers."""
         self._server.stop(f"terminate: {fields['reason']}")
+
+
+def _is_leaving(task: Task) -> bool:
+    """Whether no worker holds ``task`` but those that are being retired."""
+    return task.n_replicas == 1 or all(
+        holder.status == "closing_gracefully" for holder in task.who_has
+    )
 
 
 class _Relay(Exception):

@@ -97,6 +97,33 @@ def test_retire_keeps_the_data_and_closes_the_worker(fragile: Cluster) -> None:
         assert client.submit(tasks.inc, 1, pure=False).result(timeout=20) == 2
 
 
+@pytest.mark.ours_only
+def test_retiring_all_holders_keeps_the_data_in_one_copy(fragile: Cluster) -> None:
+    with fragile.client() as client:
+        leaving = [fragile.addresses[worker.name] for worker in fragile.workers[:2]]
+        data = {f"kept-{number}": b"x" * 100_000 for number in range(200)}
+        futures = client.scatter(data, workers=leaving, broadcast=True)
+        assert all(set(who) == set(leaving) for who in client.who_has(futures.values()).values())
+        retired = client.retire_workers(leaving, close_workers=True)
+        assert set(retired) == set(leaving)
+        assert client.gather(futures) == data
+        wait_until(lambda: len(fragile.scheduler.workers()) == len(fragile.workers) - 2)
+        assert all(len(who) == 1 for who in client.who_has(futures.values()).values())
+
+
+@pytest.mark.ours_only
+def test_retirement_makes_no_more_copies_than_needed(fragile: Cluster) -> None:
+    with fragile.client() as client:
+        address = fragile.addresses[fragile.workers[0].name]
+        futures = client.map(
+            bytes, [200_000] * 300, workers=[address], pure=False, key="only-there"
+        )
+        wait(futures, timeout=30)
+        client.retire_workers([address], close_workers=True)
+        held = client.who_has(futures)
+        assert sorted(map(len, held.values())) == [1] * 300
+
+
 def test_retire_by_name_and_by_number(fragile: Cluster) -> None:
     with fragile.client() as client:
         first = fragile.workers[0].name

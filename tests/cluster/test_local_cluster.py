@@ -30,8 +30,14 @@ def is_gone(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
+# Processes of this one's that were there when the test began, such as clusters of other modules.
+_before: set[psutil.Process] = set()
+
+
 def descendants(pid: int | None = None) -> list[psutil.Process]:
-    return psutil.Process(pid).children(recursive=True)
+    """Descendants of ``pid``, or those of this process that the test has made."""
+    found = psutil.Process(pid).children(recursive=True)
+    return [process for process in found if process not in _before]
 
 
 def child_running(module: str) -> psutil.Process:
@@ -45,11 +51,10 @@ def nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
         if name.startswith(("DASK_", "DISTRIBUTED_CORE_")):
             monkeypatch.delenv(name)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    before = {process.pid for process in descendants()}
+    _before.clear()
+    _before.update(psutil.Process().children(recursive=True))
     yield
-    wait_until(
-        lambda: all(p.pid in before or is_gone(p) for p in descendants()), 15, "no process is left"
-    )
+    wait_until(lambda: all(is_gone(process) for process in descendants()), 15, "no process is left")
     wait_until(lambda: not list(tmp_path.iterdir()), 15, "no file is left")
 
 

@@ -681,6 +681,25 @@ def test_hang_is_killed_at_the_deadline(own_pool: Callable[..., PoolThread]) -> 
     test_submit(pool)
 
 
+def test_hang_that_nobody_waits_for_is_killed_soon(
+    own_pool: Callable[..., PoolThread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distributed_core.materializer.pool._DRAIN_SECONDS", 0.2)
+    pool = own_pool()
+    submission = craft(pickled_call("time", "sleep", 1000))
+
+    async def give_up() -> None:
+        parts = pool.pool.submit(submission)
+        opening = asyncio.ensure_future(anext(parts))
+        await asyncio.to_thread(wait_for, lambda: pool.stats().busy == 1, "the graph to be opened")
+        opening.cancel()
+        await asyncio.gather(opening, return_exceptions=True)
+        await parts.aclose()
+
+    pool.do(give_up())
+    test_submit(pool)
+
+
 def test_memory_limit(own_pool: Callable[..., PoolThread]) -> None:
     pool = own_pool(memory_limit_bytes=600 << 20)
     test_submit(pool)
