@@ -45,6 +45,8 @@ _MAX_START_FAILURES = 3  # In a row, before waiting submissions are told instead
 _MAX_BACKOFF_SECONDS = 30.0
 _CRASH_BACKOFF_SECONDS = 0.05
 _START_BACKOFF_SECONDS = 0.5
+_EXTRA_AFTER_SECONDS = 1.0  # A small request that waited so long gets one more process.
+_MAX_EXTRA = 4
 _DRAIN_SECONDS = 5.0  # For the rest of a graph that nobody waits for; then it is killed.
 # A request from this size on counts as large: some thousand keys, or data in the graph.
 _LARGE_BYTES = 256 * 1024
@@ -82,13 +84,14 @@ class PoolStats:
 class _Process:
     """One materializer process that said hello, or is about to."""
 
-    __slots__ = ("cause", "channel", "ended", "has_large", "is_busy", "popen")
+    __slots__ = ("cause", "channel", "ended", "has_large", "is_busy", "is_extra", "popen")
 
     def __init__(self, popen: subprocess.Popen[bytes], channel: Channel) -> None:
         self.popen = popen
         self.channel = channel
         self.is_busy = False
         self.has_large = False
+        self.is_extra = False  # Made for those who waited long; ends when nobody waits.
         self.cause: tuple[str, str] | None = None  # Why we killed it.
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -141,6 +144,7 @@ class MaterializerPool:
         self._waiting: deque[asyncio.Future[_Process]] = deque()
         self._waiting_large: deque[asyncio.Future[_Process]] = deque()
         self._background: set[asyncio.Task[None]] = set()
+        self._n_extra = 0
         self._start_failures = 0
         self._crashes = 0  # In a row, without one graph that came through.
         self._last_exit = ""
@@ -315,6 +319,8 @@ class MaterializerPool:
         waiter: asyncio.Future[_Process] = asyncio.get_running_loop().create_future()
         waiting = self._waiting_large if is_large else self._waiting
         waiting.append(waiter)
+        loop = asyncio.get_running_loop()
+        relief = None if is_large else loop.call_later(_EXTRA_AFTER_SECONDS, self._relieve, waiter)
         try:
             process = await waiter
         except asyncio.CancelledError:
@@ -323,7 +329,30 @@ class MaterializerPool:
             elif waiter in waiting:
                 waiting.remove(waiter)
             raise
+        finally:
+            if relief is not None:
+                relief.cancel()
         return process
+
+    def _relieve(self, waiter: asyncio.Future[_Process]) -> None:
+        """Somebody's graphs occupy all processes, perhaps for ever: make one more."""
+        if not waiter.done() and self._is_open and self._alive and self._n_extra < _MAX_EXTRA:
+            self._n_extra += 1
+            self._spawn_task(self._run_extra())
+
+    async def _run_extra(self) -> None:
+        try:
+            process = await self._start_process()
+            if process is None:
+                return
+            process.is_extra = True
+            self._release(process)
+            try:
+                await asyncio.shield(process.channel.closed)
+            finally:
+                await self._bury(process)
+        finally:
+            self._n_extra -= 1
 
     def _may_take_large(self) -> bool:
         return sum(process.has_large for process in self._alive) < self._size - 1
@@ -334,7 +363,7 @@ class MaterializerPool:
         if process.channel.closed.done():
             return
         for waiting, is_large in ((self._waiting_large, True), (self._waiting, False)):
-            if is_large and not self._may_take_large():
+            if is_large and (process.is_extra or not self._may_take_large()):
                 continue
             while waiting:
                 waiter = waiting.popleft()
@@ -343,7 +372,10 @@ class MaterializerPool:
                     process.has_large = is_large
                     waiter.set_result(process)
                     return
-        self._idle.append(process)
+        if process.is_extra:
+            process.kill("crashed", "nobody waits for one more process")
+        else:
+            self._idle.append(process)
 
     @property
     def problem(self) -> str:

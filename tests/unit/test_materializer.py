@@ -700,6 +700,32 @@ def test_hang_that_nobody_waits_for_is_killed_soon(
     test_submit(pool)
 
 
+def test_hung_graphs_do_not_keep_others_waiting(
+    own_pool: Callable[..., PoolThread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distributed_core.materializer.pool._EXTRA_AFTER_SECONDS", 0.1)
+    pool = own_pool(processes=2)
+    submission = craft(pickled_call("time", "sleep", 1000))
+
+    async def hang() -> list[Any]:
+        hung = [pool.pool.submit(submission) for _ in range(2)]
+        return [(parts, asyncio.ensure_future(anext(parts))) for parts in hung]
+
+    hung = pool.do(hang())
+    wait_for(lambda: pool.stats().busy == 2, "both graphs to be opened")
+    test_submit(pool)
+    # The process that was made for it ends with it.
+    wait_for(lambda: pool.stats().processes == 2, "the extra process to end")
+
+    async def end() -> None:
+        for parts, opening in hung:
+            opening.cancel()
+            await asyncio.gather(opening, return_exceptions=True)
+            await parts.aclose()
+
+    pool.do(end())
+
+
 def test_memory_limit(own_pool: Callable[..., PoolThread]) -> None:
     pool = own_pool(memory_limit_bytes=600 << 20)
     test_submit(pool)
