@@ -85,7 +85,7 @@ class InsightOps:
     def __init__(self, server: SchedulerServer) -> None:
         self._server = server
         self._pump = server.pump
-        self._recordings: dict[str, dict[str, Any]] = {}
+        self._recordings: dict[str, set[Any]] = {}
 
     def handlers(self) -> dict[str, Handler]:
         """Operation to handler."""
@@ -145,18 +145,19 @@ class InsightOps:
         name = fields["name"]
         if name in self._recordings:
             raise RpcError(builtin_error("ValueError", f"recording {name!r} exists already"))
-        known = {key for key, task in self._pump.state.tasks.items() if task.state == "memory"}
-        self._recordings[name] = {"known": known, "index": self._pump.machine.journal.n_written}
+        self._recordings[name] = {
+            key for key, task in self._pump.state.tasks.items() if task.state == "memory"
+        }
 
     def stop_task_metadata(self, connection: Connection, fields: dict[str, Any]) -> Any:
         """End a recording: ``{metadata: {key: …}, state: {key: state}}``."""
-        recording = self._recordings.pop(fields["name"], None)
-        if recording is None:
+        known = self._recordings.pop(fields["name"], None)
+        if known is None:
             raise RpcError(builtin_error("ValueError", f"no recording {fields['name']!r}"))
         metadata = {}
         state = {}
         for key, task in self._pump.state.tasks.items():
-            if key not in recording["known"] and task.state in ("memory", "erred"):
+            if key not in known and task.state in ("memory", "erred"):
                 metadata[key] = task.metadata or {}
                 state[key] = task.state
         return {"metadata": metadata, "state": state}

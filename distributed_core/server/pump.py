@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from cython_ext.cluster import EngineSettings
-from cython_ext.entities import Client, Task, Worker
+from cython_ext.entities import Task, Worker
 from cython_ext.events import Event, MessageRejected
 from cython_ext.outbound import Outbox, WireSink
 from cython_ext.transitions import SchedulerMachine
@@ -203,11 +203,6 @@ class Pump:
     def task(self, key: Any) -> Task | None:
         """The record of ``key``, if there is one."""
         found: Task | None = self.state.tasks.get(key)
-        return found
-
-    def client(self, client_id: str) -> Client | None:
-        """The record of a client, if there is one."""
-        found: Client | None = self.state.clients.get(client_id)
         return found
 
 

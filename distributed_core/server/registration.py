@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from cython_ext.entities import Worker
 from cython_ext.events import ClientConnected, WorkerRegistered
 from distributed_core.comm.connection import Connection, Receiver
 from distributed_core.comm.dispatch import NO_REPLY, Handler
@@ -240,11 +241,16 @@ class Registration:
             server.set_worker_status(worker, fields["status"])
         return NO_REPLY
 
+    def _worker_at(self, text: str) -> Worker | None:
+        """The worker at an address, however it is written."""
+        server = self._server
+        address = canonical_literal_or_none(text, server.default_scheme)
+        return server.pump.state.workers.get(address or text)
+
     def heartbeat_worker(self, connection: Connection, fields: dict[str, Any]) -> Any:
         """Note that a worker lives, and how it fares."""
         server = self._server
-        address = canonical_literal_or_none(fields["address"], server.default_scheme)
-        worker = server.pump.state.workers.get(address or fields["address"])
+        worker = self._worker_at(fields["address"])
         if worker is None:
             return {"status": "missing"}
         now = time.time()
@@ -274,9 +280,7 @@ class Registration:
 
     def unregister(self, connection: Connection, fields: dict[str, Any]) -> Any:
         """A nanny says that its worker died."""
-        server = self._server
-        address = canonical_literal_or_none(fields["address"], server.default_scheme)
-        worker = server.pump.state.workers.get(address or fields["address"])
+        worker = self._worker_at(fields["address"])
         if worker is None:
             return "already-removed"
         worker.info.peer.end("unregistered by its nanny", expected=fields["expected"])
